@@ -1,0 +1,69 @@
+"""Reading and writing the tokenizer of a model folder, without torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedTokenizerFast
+
+from shared.weights.errors import ModelPreparationError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+def load_tokenizer(
+    folder: str | Path, chat_template_file: str | Path | None = None
+) -> PreTrainedTokenizerFast:
+    """The tokenizer in `folder`, with its own chat template or the one in `chat_template_file`.
+
+    The clean-up of spaces before punctuation that some tokenizers ask for is off: the text of a list of ids
+    then begins with the text of each of its prefixes, which streaming needs.
+
+    Raises ModelPreparationError when there is no tokenizer or template to read.
+    """
+    folder = Path(folder)
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelPreparationError(f"{path} does not exist; the model needs a fast tokenizer")
+    try:
+        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
+            folder, local_files_only=True, clean_up_tokenization_spaces=False
+        )
+    except Exception as error:  # the tokenizers library raises plain Exception for a broken file
+        raise ModelPreparationError(f"{path} cannot be read: {error}") from error
+    if chat_template_file is not None:
+        try:
+            tokenizer.chat_template = Path(chat_template_file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelPreparationError(
+                f"chat template {chat_template_file} cannot be read: {error}"
+            ) from None
+    return tokenizer
+
+
+def save_tokenizer(
+    folder: Path,
+    backend: Tokenizer,
+    special_tokens: dict[str, str],
+    chat_template: str | None,
+    model_max_length: int,
+) -> None:
+    """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja.
+
+    `special_tokens` maps roles ("eos_token", ...) to tokens.  Any transformers from version 4 on reads
+    the files.
+    """
+    backend.save(str(folder / "tokenizer.json"))
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": model_max_length,
+        **special_tokens,
+    }
+    text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    if chat_template is not None:
+        (folder / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
