@@ -1,0 +1,1 @@
+"""What models are made of: tensor-parallel layers, rotary angles, the sampler."""

@@ -1,0 +1,1 @@
+"""Tensor parallelism: what each rank holds (`partition`) and how ranks talk (`tp_group`)."""
