@@ -1,0 +1,1 @@
+"""The main process: the HTTP app (`app`), and the TokenizerManager between it and the middle corner."""
