@@ -1,0 +1,117 @@
+"""The main process of every stage: flags, port, model, processes, HTTP, and the way out.
+
+Exit status: 0 after Ctrl-C or SIGTERM (also during the start) and after `--print-process-tree`, 1 when the
+start failed or a child died, 2 for a bad flag.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import NoReturn
+
+from setproctitle import setproctitle
+
+from shared.launch.http_socket import PortUnavailable, bind_http_socket
+from shared.launch.logs import set_up_logging
+from shared.launch.process_tree import ProcessNode, format_tree, with_pids
+from shared.launch.stage import BadFlag, LaunchedProcesses, Stage, launch_processes, resolve_model
+from shared.launch.supervisor import ChildFailed
+from shared.server_args import ServerArgs, parse_server_args
+from shared.weights.errors import ModelPreparationError
+
+
+class StopRequested(BaseException):
+    """SIGINT or SIGTERM came before the server was serving."""
+
+
+@dataclass
+class _Stop:
+    """The main process's signal handler: the first signal stops in order, a second Ctrl-C at once."""
+
+    requested: bool = False
+    stop_serving: Callable[[], None] | None = None
+    processes: LaunchedProcesses | None = None
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if self.requested:
+            if signum == signal.SIGINT:
+                self._leave_now()
+            return
+        self.requested = True
+        if self.processes is not None:
+            self.processes.supervisor.expect_ends()
+        if self.stop_serving is None:
+            raise StopRequested
+        self.stop_serving()
+
+    def hand_over(self, stop_serving: Callable[[], None]) -> None:
+        """From now on the first signal calls `stop_serving`."""
+        self.stop_serving = stop_serving
+
+    def _leave_now(self) -> None:
+        if self.processes is not None:
+            self.processes.stop(grace=0.0)
+        os._exit(0)
+
+
+def run_server(stage: Stage, argv: list[str] | None = None) -> int:
+    """Serves `stage` with the flags in `argv` (default: the command line's) and returns the exit status."""
+    began = time.monotonic()
+    server_args = parse_server_args(stage.name, stage.takes, argv)
+    tree = stage.process_tree(server_args)
+    if server_args.print_process_tree:
+        print(format_tree(tree))
+        return 0
+    stop = _Stop()
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    setproctitle(tree.title)
+    set_up_logging(tree.title, server_args.log_level)
+    try:
+        with contextlib.ExitStack() as resources:
+            http_socket = None
+            if server_args.node_rank == 0:
+                http_socket = resources.enter_context(bind_http_socket(server_args.host, server_args.port))
+            server_args = resolve_model(server_args)
+            processes = launch_processes(stage, server_args, meanwhile=_import_http_server)
+            stop.processes = processes
+            try:
+                from shared.launch.http_server import serve_http  # not above: children import this module
+
+                if http_socket is None:
+                    _wait_for_the_end(with_pids(tree), server_args)
+                return serve_http(server_args, processes, with_pids(tree), http_socket, began, stop.hand_over)
+            finally:
+                stop.requested = True
+                processes.stop()
+    except StopRequested:
+        return 0
+    except ChildFailed:
+        return 1  # the supervisor has logged it
+    except BadFlag as problem:
+        print(f"{stage.name}: {problem}", file=sys.stderr)
+        return 2
+    except (PortUnavailable, ModelPreparationError) as problem:
+        print(f"{stage.name}: {problem}", file=sys.stderr)
+        return 1
+
+
+def _wait_for_the_end(tree: ProcessNode, server_args: ServerArgs) -> NoReturn:
+    """A node other than 0 only has ranks.  Their death ends this process (when node 0 is gone, they lose
+    their connections), and so does a signal.
+    """
+    print(f"\n{format_tree(tree)}\n\nnode {server_args.node_rank} is ready; node 0 serves", flush=True)
+    while True:
+        threading.Event().wait()
+
+
+def _import_http_server() -> None:
+    import shared.launch.http_server  # noqa: F401
