@@ -412,7 +412,7 @@ class SchedulerCore:
         stop = req.stop_finder.push(token) if req.stop_finder else None
         if n > req.params.min_new_tokens and token in req.stop_ids:
             req.finish = FinishReason("stop", matched=token)
-        elif n > req.params.min_new_tokens and stop is not None:
+        elif stop is not None:
             req.finish = FinishReason("stop", matched=stop)
         elif n >= req.max_new_tokens:
             req.finish = FinishReason("length")

@@ -31,8 +31,8 @@ def reference(prompt: Sequence[int], params: SamplingParams) -> tuple[list[int],
         if len(out) > params.min_new_tokens:
             if token in params.stop_token_ids or (token == EOS and not params.ignore_eos):
                 return out, "stop"
-            if find_stop(out, params.stop) is not None:
-                return out, "stop"
+        if find_stop(out, params.stop) is not None:
+            return out, "stop"
         if len(out) >= params.max_new_tokens:
             return out, "length"
 
