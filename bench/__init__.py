@@ -1,0 +1,1 @@
+"""What the process models cost, measured over HTTP on servers started for the purpose."""
