@@ -29,6 +29,7 @@ from shared.messages import (
     FlushCacheReq,
     GetInternalStateOut,
     GetInternalStateReq,
+    IntArray,
     SamplingParams,
     SchedulerInput,
     SchedulerOutput,
@@ -356,16 +357,12 @@ class SchedulerCore:
         del self.inflight[0]
         forward, reqs = batch.forward, batch.reqs
         tokens = result.next_token_ids.tolist()
+        decoding = batch.forward.mode == ForwardMode.DECODE
         if not self.config.overlap:
-            fresh = result.next_token_ids[forward.emits]
-            self.running.last_tokens = self.running.last_tokens.copy()
-            self.running.last_tokens[batch.running_offset : batch.running_offset + len(fresh)] = fresh
-        elif not (self.inflight and self.inflight[-1].forward.mode == ForwardMode.DECODE):
-            self._leave_cells(batch, result)
+            self._fill_in_tokens(batch, result.next_token_ids, decoding)
         emitted: list[Req] = []
         ended: list[Req] = []
         left_over: list[Req] = []
-        decoding = forward.mode == ForwardMode.DECODE
         emits = None if decoding else forward.emits.tolist()
         for i, req in enumerate(reqs):
             if req.finish is not None:
@@ -406,6 +403,16 @@ class SchedulerCore:
         if known.any():
             self.running.last_tokens = self.running.last_tokens.copy()
             self.running.last_tokens[known] = result.next_token_ids[cells[known]]
+
+    def _fill_in_tokens(self, batch: ScheduleBatch, tokens: IntArray, decoding: bool) -> None:
+        """Puts what was sampled where the running batch had placeholders."""
+        running = self.running
+        if decoding:
+            running.last_tokens = tokens
+            return
+        emitted = tokens[batch.forward.emits]
+        offset = batch.running_offset
+        running.last_tokens = np.concatenate([running.last_tokens[:offset], emitted])
 
     def _check_finished(self, req: Req, token: int) -> None:
         n = len(req.output_ids)
