@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench.server_process import ServerProcess
+from bench.server_process import ServerProcess, end_on_sigterm
 from shared.weights.model_config import ModelConfig
 from shared.weights.prepare import DEFAULT_MODEL, prepare_model
 
@@ -145,6 +145,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("flags", nargs="*", help="flags of the server, after --")
     args = parser.parse_args(argv)
+    end_on_sigterm()
     folder = prepare_model(args.model)
     vocab_size = ModelConfig.from_folder(folder).vocab_size
     theirs = transformers_generate(str(folder))
