@@ -20,7 +20,8 @@ from rich.table import Table
 from shared.executor.forward_batch import ForwardResult
 from shared.messages import SamplingParams, TokenizedGenerateReqInput
 from shared.scheduling.batch import ScheduleBatch
-from shared.scheduling.core import SchedulerConfig, SchedulerCore
+from shared.scheduling.config import SchedulerConfig
+from shared.scheduling.core import SchedulerCore
 
 VOCAB = 32_000
 PROMPT_TOKENS = 128
@@ -66,7 +67,7 @@ def decode_step_us(running: int, waiting: int, *, prompt: int = PROMPT_TOKENS, c
     rng = np.random.default_rng(0)
     reqs = [request(i, rng, prompt=prompt, common=common) for i in range(running + waiting)]
     core.process_input_requests(list(reqs[:running]))
-    while len(core.running) < running:
+    while len(core.batcher.running) < running:
         finish(core, core.get_next_batch_to_run())
     core.process_input_requests(list(reqs[running:]))
     costs = []
@@ -75,7 +76,7 @@ def decode_step_us(running: int, waiting: int, *, prompt: int = PROMPT_TOKENS, c
         core.process_input_requests([])
         finish(core, core.get_next_batch_to_run())
         costs.append((time.thread_time_ns() - start) / 1e3)
-    assert len(core.running) == running and len(core.waiting) == waiting
+    assert len(core.batcher.running) == running and len(core.batcher.waiting) == waiting
     return costs
 
 

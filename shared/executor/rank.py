@@ -9,7 +9,7 @@ from shared.executor.forward_batch import ForwardRunner
 from shared.incremental_detokenizer import StopFinder, TextDecoder
 from shared.messages import PortArgs, SamplingParams
 from shared.parallel.tp_group import TpGroup, init_tp_group
-from shared.scheduling.core import SchedulerConfig
+from shared.scheduling.config import SchedulerConfig
 from shared.scheduling.determinism import DeterminismChecker
 from shared.server_args import ServerArgs
 from shared.weights.model_config import ModelConfig

@@ -1,5 +1,5 @@
 """Which request runs when: pure CPU state, numpy only, the same on every rank (architecture, "Determinism").
 
-`SchedulerCore` is the whole of it; the other modules are its parts, in the order a request meets them:
-`req`, `policy`, `admission`, `batch`, `core`, `outputs`.
+`core.SchedulerCore` is the whole of it, `config` what it is told.  The parts, in the order a request meets
+them: `req`, `policy`, `admission`, `batcher` (forms the batches), `batch` (their arrays), `outputs`.
 """

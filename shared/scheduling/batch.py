@@ -17,13 +17,11 @@ from shared.scheduling.req import Req
 class ScheduleBatch:
     """A forward together with its requests: what `SchedulerCore` launches and later processes.
 
-    `running_offset` is where the rows that emit a token stand in the running batch; `future_base` is the cell
-    of the future-token map that row 0's token goes to (cells count from 1).
+    `future_base` is the cell of the future-token map that row 0's token goes to (cells count from 1).
     """
 
     reqs: list[Req]
     forward: ForwardBatch
-    running_offset: int
     future_base: int
 
     @property

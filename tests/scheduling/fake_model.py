@@ -10,7 +10,8 @@ import numpy as np
 from shared.executor.forward_batch import ForwardBatch, ForwardResult
 from shared.messages import AbortReq, BatchTokenIDOut, FinishReason, SamplingParams, TokenizedGenerateReqInput
 from shared.scheduling.batch import ScheduleBatch
-from shared.scheduling.core import SchedulerConfig, SchedulerCore
+from shared.scheduling.config import SchedulerConfig
+from shared.scheduling.core import SchedulerCore
 
 VOCAB = 50
 EOS = 7
@@ -28,9 +29,9 @@ def reference(prompt: Sequence[int], params: SamplingParams) -> tuple[list[int],
         token = next_token(context)
         context.append(token)
         out.append(token)
-        if len(out) > params.min_new_tokens:
-            if token in params.stop_token_ids or (token == EOS and not params.ignore_eos):
-                return out, "stop"
+        is_stop = token in params.stop_token_ids or (token == EOS and not params.ignore_eos)
+        if is_stop and len(out) > params.min_new_tokens:
+            return out, "stop"
         if find_stop(out, params.stop) is not None:
             return out, "stop"
         if len(out) >= params.max_new_tokens:

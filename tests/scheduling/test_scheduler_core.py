@@ -66,7 +66,7 @@ def test_an_unfinished_prefill_is_shared() -> None:
     driver.send("long", long, max_new_tokens=1)
     driver.turn()
     driver.turn()
-    assert driver.core.chunked is not None
+    assert driver.core.batcher.chunked is not None
     assert driver.core.memory.tree is not None
     assert driver.core.memory.tree.match_length(np.array(long, dtype=np.int64)) == 16
     driver.run()
@@ -94,7 +94,7 @@ def test_retraction_loses_and_changes_nothing(overlap: bool, use_radix_cache: bo
     for rid, prompt in prompts.items():
         driver.send(rid, prompt, max_new_tokens=40, ignore_eos=True)
     driver.run()
-    assert driver.core.retractions > 0
+    assert driver.core.batcher.retractions > 0
     for rid, prompt in prompts.items():
         expect(driver, rid, prompt, max_new_tokens=40, ignore_eos=True)
     driver.assert_whole()
@@ -157,7 +157,7 @@ def test_a_running_request_decodes_between_the_chunks_of_a_long_prompt() -> None
     before = len(driver.tokens["first"])
     for _ in range(8):
         driver.turn()
-    assert driver.core.chunked is not None
+    assert driver.core.batcher.chunked is not None
     assert len(driver.tokens["first"]) >= before + 4
     driver.run()
     driver.assert_whole()
