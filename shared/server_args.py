@@ -168,9 +168,12 @@ def check_server_args(args: ServerArgs) -> None:
             raise ValueError(f"{name} {value!r} is none of {', '.join(meta['choices'])}")
         if value is None or (meta["low"] is None and meta["high"] is None):
             continue
+        kind = int if spec.type.startswith("int") else float
+        if not isinstance(value, int if kind is int else int | float):
+            raise ValueError(f"{name} {value!r} is not {'an integer' if kind is int else 'a number'}")
         try:
-            _bounded(int if spec.type.startswith("int") else float, meta["low"], meta["high"])(str(value))
-        except (ValueError, argparse.ArgumentTypeError) as error:
+            _bounded(kind, meta["low"], meta["high"])(str(value))
+        except argparse.ArgumentTypeError as error:
             raise ValueError(f"{name}: {error}") from None
     problem = _contradiction(args)
     if problem:

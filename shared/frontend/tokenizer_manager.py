@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import Sequence
@@ -35,6 +36,8 @@ from shared.weights.tokenizer import load_tokenizer
 
 _MESSAGES_PER_TURN = 16
 """Messages taken before other tasks of the event loop get their turn."""
+
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R", FlushCacheOut, GetInternalStateOut)
 
@@ -219,11 +222,15 @@ class TokenizerManager:
 
     async def _receive(self) -> None:
         taken = 0
-        while True:
-            self._process(await self._from_detokenizer.recv_pyobj())
-            taken += 1
-            if taken % _MESSAGES_PER_TURN == 0:
-                await asyncio.sleep(0)
+        try:
+            while True:
+                self._process(await self._from_detokenizer.recv_pyobj())
+                taken += 1
+                if taken % _MESSAGES_PER_TURN == 0:
+                    await asyncio.sleep(0)
+        except Exception:  # without this every request would wait for ever
+            logger.exception("outputs can no longer be received")
+            self.fail_all("the server can no longer receive outputs; its log has the traceback")
 
     def _process(self, message: FrontendInput) -> None:
         if isinstance(message, BatchStrOut):

@@ -11,6 +11,7 @@ import logging
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar, cast
@@ -21,12 +22,14 @@ from rpyc.utils.authenticators import AuthenticationError
 from rpyc.utils.server import ThreadedServer
 
 AUTHENTICATION_TIMEOUT_S = 5.0
+CONSEQUENCE_S = 0.1
+"""Seconds that a failed process still lives: a peer's death, if that was the cause, is to be seen first."""
+
 RPYC_CONFIG = {
     "allow_public_attrs": True,
     "allow_pickle": True,
     "sync_request_timeout": None,  # a slow rank is not a dead one (case C05); the supervisor sees the dead
 }
-
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 _failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
@@ -75,7 +78,9 @@ def serve(service: type[rpyc.Service], secret: bytes, pipe_writer: Connection) -
     server.listener.listen()  # from now on the first connection waits instead of being refused
     pipe_writer.send({"status": "ready", "port": server.port})
     threading.Thread(target=server.start, name="rpyc", daemon=True).start()
-    raise _failures.get()
+    failure = _failures.get()
+    time.sleep(CONSEQUENCE_S)
+    raise failure
 
 
 def _quiet_logger() -> logging.Logger:
@@ -94,12 +99,3 @@ def connect(port: int, secret: bytes) -> rpyc.Connection:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.sendall(secret)
     return rpyc.connect_stream(SocketStream(connection), config=RPYC_CONFIG)
-
-
-def sever(connection: rpyc.Connection) -> None:
-    """Breaks a connection: whoever waits on it gets an EOFError.
-
-    rpyc's own `close` asks the peer first, and a peer that hangs would not answer.
-    """
-    with contextlib.suppress(OSError, EOFError), socket.socket(fileno=os.dup(connection.fileno())) as same:
-        same.shutdown(socket.SHUT_RDWR)

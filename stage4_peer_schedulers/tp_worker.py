@@ -1,0 +1,24 @@
+"""The model's side of a scheduler process."""
+
+from __future__ import annotations
+
+from shared.executor.forward_batch import ForwardResult
+from shared.executor.rank import load_rank
+from shared.messages import PortArgs
+from shared.scheduling.batch import ScheduleBatch
+from shared.server_args import ServerArgs
+
+
+class TpModelWorker:
+    """Holds this rank's runner: given a batch, one forward and one sample.
+
+    Making one blocks until all ranks of the replica are there.
+    """
+
+    def __init__(self, server_args: ServerArgs, port_args: PortArgs, gpu_id: int, tp_rank: int, dp_rank: int) -> None:
+        overlap = not server_args.disable_overlap_schedule
+        self.rank = load_rank(server_args, port_args, tp_rank, dp_rank, overlap=overlap, gpu_id=gpu_id)
+
+    def forward_batch_generation(self, batch: ScheduleBatch) -> ForwardResult:
+        """Runs `batch` to its end."""
+        return self.rank.runner.launch(batch.forward).wait()
