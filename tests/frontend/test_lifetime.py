@@ -206,6 +206,18 @@ def test_a_lost_engine_ends_every_request_with_an_error(slow: Server) -> None:
     assert slow.manager.live_requests == 0
 
 
+def test_outputs_that_cannot_be_read_are_an_error_not_a_silence(
+    slow: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(message: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(slow.manager, "_process", fail)
+    response = slow.post("/generate", {"text": "a", "sampling_params": LONG})
+    assert response.status_code == 503
+    assert slow.client.get("/health").status_code == 503
+
+
 def test_an_idle_connection_outlives_a_pool(server: Server) -> None:
     from shared.frontend.app import KEEP_ALIVE_S, create_app, serve_config
 
