@@ -8,6 +8,7 @@ thread, median over steps, so that what else runs on the machine counts little.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
@@ -100,7 +101,9 @@ def cached_lookup_us() -> list[float]:
     return costs
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.scheduler_cost", description=__doc__.split("\n")[0])
+    parser.parse_args(argv)
     table = Table(title="scheduler, CPU µs: median (10 %-90 %)")
     table.add_column("what")
     table.add_column("µs", justify="right")

@@ -2,7 +2,7 @@
 
 A node holds the slots of one run of tokens.  A live request locks the path to its last shared node; what
 nobody locks can be evicted, least recently used leaf first.  "Recently" is a logical counter, never a clock,
-so that the trees of all ranks stay the same (architecture, "Determinism").
+so that the trees of all ranks stay the same.
 """
 
 from __future__ import annotations
