@@ -1,0 +1,137 @@
+"""No open doors: what a running server listens on, and who is let in (cases C48 and C50)."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import psutil
+import pytest
+
+from tests.server.process import Server, title
+from tests.server.trees import widest_flags
+
+KEY = "a-key-for-this-test"
+
+
+@pytest.fixture(scope="module")
+def server(stage: int) -> Iterator[Server]:
+    with Server(stage, "--device", "sim", "--api-key", KEY, *widest_flags(stage)) as server:
+        server.client.headers["authorization"] = f"Bearer {KEY}"
+        yield server
+
+
+def tcp_listeners(server: Server) -> list[tuple[str, int, str]]:
+    """Address, port and process of everything that accepts TCP connections."""
+    found = []
+    for process in server.everything():
+        for connection in process.net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                found.append((connection.laddr.ip, connection.laddr.port, title(process)))
+    return found
+
+
+def inner_listeners(server: Server) -> list[tuple[str, int, str]]:
+    http_port = urlsplit(server.url).port
+    return [listener for listener in tcp_listeners(server) if listener[1] != http_port]
+
+
+class MakesMarker:
+    """A pickle whose loading creates a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (self.marker,))
+
+
+def test_every_tcp_listener_is_on_loopback(server: Server) -> None:
+    listeners = tcp_listeners(server)
+    assert ("127.0.0.1", urlsplit(server.url).port, title(psutil.Process(server.pid))) in listeners
+    assert {address for address, _, _ in listeners} <= {"127.0.0.1", "::1"}, listeners
+
+
+def test_unix_sockets_lie_in_a_directory_of_this_user_alone(server: Server) -> None:
+    (run_dir,) = server.run_dirs()
+    assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
+    paths = set()
+    for process in server.everything():
+        paths |= {str(connection.laddr) for connection in process.net_connections("unix") if connection.laddr}
+    named = {path for path in paths if path.startswith("/")}
+    assert len(named) >= 3
+    assert [path for path in named if Path(path).parent != run_dir] == []
+
+
+def test_other_addresses_are_refused(server: Server) -> None:
+    """The listeners are not reachable under another loopback address, as they would be on all interfaces."""
+    for _, port, _ in tcp_listeners(server):
+        with pytest.raises(OSError):
+            socket.create_connection(("127.0.0.2", port), timeout=2)
+
+
+@pytest.mark.stages(1, 2)
+def test_rpyc_hears_nothing_from_who_does_not_know_the_secret(server: Server, tmp_path: Path) -> None:
+    models = [listener for listener in inner_listeners(server) if "model" in listener[2]]
+    assert {listener[2] for listener in models} == {
+        title(process) for process in server.tree() if "model" in title(process)
+    }
+
+
+def test_a_pickle_sent_to_an_inner_port_is_not_loaded(server: Server, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    data = pickle.dumps(MakesMarker(marker))
+    before = [process.pid for process in server.tree()]
+    for address, port, _ in inner_listeners(server):
+        for payload in (data, b"\0" * 32 + data, len(data).to_bytes(8, "little") + data):
+            with socket.create_connection((address, port), timeout=5) as connection:
+                connection.settimeout(1.0)
+                try:
+                    connection.sendall(payload)
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(4096):
+                        pass
+                except OSError:
+                    pass
+    assert not marker.exists()
+    pickle.loads(data)
+    assert marker.exists(), "the pickle is harmless, and the test shows nothing"
+    answer = server.generate(text="Still there?", sampling_params={"max_new_tokens": 4})
+    assert answer["meta_info"]["completion_tokens"] == 4
+    assert [process.pid for process in server.tree()] == before
+
+
+ROUTES = (
+    *(
+        ("POST", path)
+        for path in ("/v1/completions", "/v1/chat/completions", "/generate", "/abort_request", "/flush_cache")
+    ),
+    *(("GET", path) for path in ("/v1/models", "/v1/models/x", "/v1/models/", "//v1/models", "/health_generate")),
+    *(("GET", path) for path in ("/get_model_info", "/get_server_info", "/metrics", "/docs", "/openapi.json")),
+    *(("GET", path) for path in ("/flush_cache", "/no-such-path", "/health/", "//health")),
+    *((method, "/generate") for method in ("HEAD", "OPTIONS", "PUT")),
+)
+
+
+@pytest.mark.parametrize("given", [None, "Bearer wrong", "Bearer", KEY, f"Basic {KEY}", f"Bearer {KEY}x"])
+def test_nothing_but_health_answers_without_the_key(server: Server, given: str | None) -> None:
+    headers = {} if given is None else {"authorization": given}
+    forwards = sum(state["forwards"] for state in server.info()["internal_states"])
+    with httpx.Client(base_url=server.url, headers=headers) as client:
+        for method, path in ROUTES:
+            body = {"text": "a", "prompt": "a", "abort_all": True} if method in ("POST", "PUT") else None
+            response = client.request(method, server.url + path, json=body)
+            assert response.status_code == 401, (method, path)
+        assert client.get("/health").status_code == 200
+    assert sum(state["forwards"] for state in server.info()["internal_states"]) == forwards
+
+
+def test_the_key_opens_the_doors_and_is_not_shown(server: Server) -> None:
+    assert server.client.get("/v1/models").status_code == 200
+    assert KEY not in server.client.get("/get_server_info").text
+    assert KEY not in server.output
