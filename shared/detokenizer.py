@@ -1,6 +1,6 @@
 """The detokenizer process: `BatchTokenIDOut` in, `BatchStrOut` out; everything else passes through.
 
-    middle corner --PUSH--> DetokenizerManager --PUSH--> TokenizerManager
+middle corner --PUSH--> DetokenizerManager --PUSH--> TokenizerManager
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,10 @@ from shared.parallel.tp_group import TpGroup
 from shared.server_args import ServerArgs
 from shared.weights.files import WeightFiles
 from shared.weights.model_config import ModelConfig
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEEP_BLOCKS_OF_BYTES = 32 << 20  # the most that glibc takes
+_KEEP_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +63,10 @@ class ModelRunner:
         model or a size that cannot run.
         """
         local_ranks = server_args.tp_size * server_args.dp_size // server_args.nnodes
-        self.device = (
-            torch.device("cuda", local_rank) if server_args.device == "cuda" else torch.device("cpu")
-        )
+        self.device = torch.device("cuda", local_rank) if server_args.device == "cuda" else torch.device("cpu")
         if self.device.type == "cpu":
             _share_cores(local_ranks)
+            _keep_freed_memory()
         dtype: torch.dtype = getattr(torch, server_args.dtype)
         self._kernels = get_kernels(self.device.type)
         self._sampler = Sampler()
@@ -109,6 +113,18 @@ class ModelRunner:
 
     def _to_device(self, array: IntArray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
+
+
+def _keep_freed_memory() -> None:
+    """Tells glibc to keep what is freed for the next forward.
+
+    Else the activations of a prefill go back to the kernel after every layer, and come again page by page, each
+    page cleared: a tenth of a prefill's time.  Elsewhere than on glibc this does nothing.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _KEEP_BLOCKS_OF_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _KEEP_BYTES)
 
 
 def _share_cores(local_ranks: int) -> None:

@@ -25,6 +25,7 @@ from shared.server_args import ServerArgs
 KEEP_ALIVE_S = 120
 """How long an idle connection stays open: longer than clients keep theirs in a pool."""
 
+
 def create_app(manager: TokenizerManager, server_args: ServerArgs, process_tree: ProcessTree) -> FastAPI:
     """The app of every stage.  Its lifespan starts and closes `manager`."""
 

@@ -105,9 +105,7 @@ class ChatCompletions:
                     "finish_reason": finish_name(output),
                 }
             )
-        return json_response(
-            {**head, "object": "chat.completion", "choices": choices, "usage": usage.usage()}
-        )
+        return json_response({**head, "object": "chat.completion", "choices": choices, "usage": usage.usage()})
 
     async def _events(
         self,

@@ -75,9 +75,7 @@ class Completions:
         }
         group = self._manager.open(requests, choices_per_prompt=body.n)
         if body.stream:
-            return EventStream(
-                self._events(group, body, head, formatters, echoes, includes_usage), group.close
-            )
+            return EventStream(self._events(group, body, head, formatters, echoes, includes_usage), group.close)
         with group:
             outputs = await group.results()
         usage = UsageCounter(len(outputs), body.n)
@@ -117,7 +115,5 @@ class Completions:
         yield "[DONE]"
 
 
-def _choice(
-    index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None
-) -> dict[str, Any]:
+def _choice(index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}

@@ -45,9 +45,7 @@ async def read_json(request: Request) -> dict[str, Any]:
     if content_type is not None:
         kind = content_type.partition(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
-            raise ApiError(
-                400, f"Content-Type: {ascii(kind)[:60]} is not application/json", param="Content-Type"
-            )
+            raise ApiError(400, f"Content-Type: {ascii(kind)[:60]} is not application/json", param="Content-Type")
     body = await request.body()
     return await asyncio.to_thread(_object, body) if len(body) > _LONG_BODY else _object(body)
 

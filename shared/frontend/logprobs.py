@@ -70,9 +70,7 @@ class LogprobFormatter:
     def _entry(self, token_id: int, logprob: float, raw: bytes) -> dict[str, Any]:
         return {"token": self.name(token_id), "logprob": finite(logprob), "bytes": list(raw)}
 
-    def _tokens(
-        self, output: Output
-    ) -> Iterator[tuple[int, float, tuple[tuple[int, float], ...], bytes]]:
+    def _tokens(self, output: Output) -> Iterator[tuple[int, float, tuple[tuple[int, float], ...], bytes]]:
         """Each token's id, log-probability, alternatives, and the bytes it has in the text."""
         reason = output.finish_reason
         matched = reason.matched if reason is not None and not self._params.no_stop_trim else None

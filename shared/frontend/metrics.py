@@ -28,9 +28,7 @@ class Metrics:
             return Gauge(_PREFIX + name, help, ["model_name", "dp_rank"], registry=self.registry)
 
         def histogram(name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-            family = Histogram(
-                _PREFIX + name, help, ["model_name"], buckets=buckets, registry=self.registry
-            )
+            family = Histogram(_PREFIX + name, help, ["model_name"], buckets=buckets, registry=self.registry)
             return family.labels(**model)
 
         self._model = model

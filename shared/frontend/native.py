@@ -127,9 +127,7 @@ class Generate:
             at=at,
         )
 
-    def _answer_of(
-        self, request: TokenizedGenerateReqInput, output: Output, body: GenerateRequest
-    ) -> Answer:
+    def _answer_of(self, request: TokenizedGenerateReqInput, output: Output, body: GenerateRequest) -> Answer:
         meta: dict[str, Any] = {
             "id": request.rid,
             "prompt_tokens": output.prompt_tokens,
@@ -145,12 +143,9 @@ class Generate:
         """`[logprob, token id, None]` of each token and alternative, as SGLang without token texts."""
         return {
             "output_token_logprobs": [
-                [finite(entry.logprob), token_id, None]
-                for token_id, entry in zip(ids, logprobs, strict=True)
+                [finite(entry.logprob), token_id, None] for token_id, entry in zip(ids, logprobs, strict=True)
             ],
-            "output_top_logprobs": [
-                [[finite(value), other, None] for other, value in entry.top] for entry in logprobs
-            ],
+            "output_top_logprobs": [[[finite(value), other, None] for other, value in entry.top] for entry in logprobs],
         }
 
 

@@ -18,8 +18,10 @@ def check_model(asked: str | None, served: str) -> None:
     """The served model may be named or left out; any other name, "" too, is a 404."""
     if asked is not None and asked != served:
         raise ApiError(
-            404, f"the model {ascii(asked)[:100]} does not exist; this server has {served}",
-            param="model", code="model_not_found",
+            404,
+            f"the model {ascii(asked)[:100]} does not exist; this server has {served}",
+            param="model",
+            code="model_not_found",
         )
 
 

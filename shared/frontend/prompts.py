@@ -49,8 +49,7 @@ class PromptEncoder:
 
         encoded = await self._off_loop_if_long(encode, sum(map(len, texts)))
         return [
-            Prompt(self._checked(ids, param), text)
-            for text, ids, param in zip(texts, encoded, params, strict=True)
+            Prompt(self._checked(ids, param), text) for text, ids, param in zip(texts, encoded, params, strict=True)
         ]
 
     async def from_ids(self, lists: Sequence[list[Any]], params: Sequence[str]) -> list[Prompt]:

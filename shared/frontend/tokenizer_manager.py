@@ -197,9 +197,7 @@ class TokenizerManager:
         """What each replica last reported, in rank order."""
         return [self.stats[dp_rank] for dp_rank in sorted(self.stats)]
 
-    async def _ask(
-        self, question: FlushCacheReq | GetInternalStateReq, answer: type[R], timeout_s: float
-    ) -> list[R]:
+    async def _ask(self, question: FlushCacheReq | GetInternalStateReq, answer: type[R], timeout_s: float) -> list[R]:
         if self.failure is not None:
             raise ApiError(503, self.failure, code="engine_lost")
         queue = self._replies[question.id] = asyncio.Queue()

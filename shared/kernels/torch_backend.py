@@ -21,7 +21,12 @@ MAX_PADDING = 1.25
 HAS_BLOCKED_LINEAR: bool = torch._C._has_mkldnn and platform.machine() in ("x86_64", "AMD64")
 """Whether oneDNN's blocked weights were measured to pay on this kind of machine."""
 MOST_BLOCKED_ROWS = 64
-"""Up to here products with blocked weights are quicker (a decode of 32 requests by 15 %), but never for one row."""
+"""Up to here products with blocked weights are quicker, but never for one row."""
+FEWEST_BLOCKED_OUTPUTS = 2048
+"""Narrower layers gain nothing, and each blocked weight is a second copy in memory."""
+
+SlotIndex = Tensor | slice
+"""Rows of a pool: a slice where they are consecutive, which is a view and costs no gathering."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class _SingleTokens:
 
     tokens: Tensor | None
     """[n] indices into T; None for all of them in order"""
-    slots: Tensor
+    slots: SlotIndex
     """[n * length]; a short row repeats its own last slot, so that no request ever reads another's KV"""
     mask: Tensor | None
     """[n, 1, 1, length], 0 or -inf; None where all contexts are equally long"""
@@ -50,7 +55,7 @@ class _ManyTokens:
 
     start: int
     stop: int
-    slots: Tensor
+    slots: SlotIndex
     """[length]"""
     mask: Tensor | None
     """[stop - start, length], 0 or -inf; None for plain causal attention without a prefix"""
@@ -68,7 +73,8 @@ class TorchKernels:
 
     def pack_linear(self, weight: Tensor) -> _PackedLinear:
         blocked = None
-        if HAS_BLOCKED_LINEAR and weight.device.type == "cpu" and weight.dtype == torch.float32:
+        is_wide = weight.shape[0] >= FEWEST_BLOCKED_OUTPUTS
+        if HAS_BLOCKED_LINEAR and is_wide and weight.device.type == "cpu" and weight.dtype == torch.float32:
             blocked = torch.ops.mkldnn._reorder_linear_weight(weight, None)
         return _PackedLinear(weight.t().contiguous(), blocked)
 
@@ -152,7 +158,7 @@ def _plan_single(
         bias = np.where(is_padding, -np.inf, 0.0).astype(np.float32)
         mask = torch.from_numpy(bias[:, None, None]).to(pool.device, pool.dtype)
     tokens = None if len(rows) == len(batch.input_ids) else torch.from_numpy(starts[rows]).to(pool.device)
-    return _SingleTokens(tokens, torch.from_numpy(slots.reshape(-1)).to(pool.device), mask)
+    return _SingleTokens(tokens, _slot_index(slots.reshape(-1), pool), mask)
 
 
 def _plan_many(batch: ForwardBatch, row: int, start: int, shape: AttentionShape, pool: Tensor) -> _ManyTokens:
@@ -166,20 +172,31 @@ def _plan_many(batch: ForwardBatch, row: int, start: int, shape: AttentionShape,
         key = torch.arange(first_seen, end, device=pool.device)
         hidden = (key > query) | (key <= query - window)
         mask = torch.zeros(hidden.shape, dtype=pool.dtype, device=pool.device).masked_fill_(hidden, -torch.inf)
-    return _ManyTokens(start, start + count, torch.from_numpy(slots).to(pool.device), mask)
+    return _ManyTokens(start, start + count, _slot_index(slots, pool), mask)
+
+
+def _slot_index(slots: IntArray, pool: Tensor) -> SlotIndex:
+    first, count = int(slots[0]), len(slots)
+    if int(slots[-1]) == first + count - 1 and bool((slots == np.arange(first, first + count)).all()):
+        return slice(first, first + count)
+    return torch.from_numpy(slots).to(pool.device)
+
+
+def _rows_of(pool: Tensor, slots: SlotIndex) -> Tensor:
+    return pool[slots] if isinstance(slots, slice) else pool.index_select(0, slots)
 
 
 def _attend_single(q: Tensor, pool: Tensor, plan: _SingleTokens, kv_heads: int) -> Tensor:
     """`[n, heads, D]` to `[n, kv_heads, heads / kv_heads, D]`: heads that share KV are one head's queries."""
     n, heads, head_dim = q.shape
-    keys, values = pool.index_select(0, plan.slots).view(n, -1, 2, kv_heads, head_dim).transpose(1, 3).unbind(2)
+    keys, values = _rows_of(pool, plan.slots).view(n, -1, 2, kv_heads, head_dim).transpose(1, 3).unbind(2)
     grouped = q.view(n, kv_heads, heads // kv_heads, head_dim)
     return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=plan.mask)
 
 
 def _attend_many(q: Tensor, pool: Tensor, plan: _ManyTokens) -> Tensor:
     """`[n, heads, D]` to the same."""
-    keys, values = pool.index_select(0, plan.slots).permute(1, 2, 0, 3).unsqueeze(1)
+    keys, values = _rows_of(pool, plan.slots).permute(1, 2, 0, 3).unsqueeze(1)
     attended = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None],
         keys,

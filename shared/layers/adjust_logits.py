@@ -59,10 +59,7 @@ def _penalise(adjusted: torch.Tensor, rows: IntArray, sampling: SamplingBatch) -
     )
     frequency, presence = sampling.frequency_penalty, sampling.presence_penalty
     subtracted: FloatArray = np.concatenate(
-        [
-            output[seen] * frequency[row] + (output[seen] > 0) * presence[row]
-            for _, row, seen, output in entries
-        ]
+        [output[seen] * frequency[row] + (output[seen] > 0) * presence[row] for _, row, seen, output in entries]
     ).astype(np.float32)
     factor = _on_device(repetition, adjusted)
     flat = adjusted.view(-1)

@@ -13,9 +13,7 @@ from shared.parallel.tp_group import TpGroup
 class ColumnParallelLinear:
     """Linear layers over the same input, fused: this rank's output rows of each, one after the other."""
 
-    def __init__(
-        self, loader: WeightLoader, kernels: Kernels, rows_of: dict[str, range], has_bias: bool
-    ) -> None:
+    def __init__(self, loader: WeightLoader, kernels: Kernels, rows_of: dict[str, range], has_bias: bool) -> None:
         """`rows_of` names the layers, in order, and this rank's rows of each."""
         weights = [loader.rows(f"{name}.weight", rows) for name, rows in rows_of.items()]
         biases = [loader.rows(f"{name}.bias", rows) for name, rows in rows_of.items() if has_bias]

@@ -15,9 +15,7 @@ from shared.weights.model_config import ModelConfig
 class RotaryTable:
     """cos and sin of every position below `num_positions`, as `shared.kernels` wants them."""
 
-    def __init__(
-        self, config: ModelConfig, num_positions: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, config: ModelConfig, num_positions: int, dtype: torch.dtype, device: torch.device) -> None:
         frequencies, scale = rotary_frequencies(config)
         angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
         cos, sin = angles.cos() * scale, angles.sin() * scale
@@ -65,9 +63,7 @@ def _yarn(frequencies: Tensor, scaling: dict[str, Any], config: ModelConfig) -> 
 
     def dimension_with(turns: float) -> float:
         """The dimension that makes so many turns over the original context."""
-        return (
-            config.head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
-        )
+        return config.head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
 
     low = dimension_with(scaling.get("beta_fast") or 32)
     high = dimension_with(scaling.get("beta_slow") or 1)

@@ -150,9 +150,7 @@ def best_first(scores: torch.Tensor, count: int) -> torch.Tensor:
     return torch.from_numpy(scores.shape[1] - 1 - (array[:, ::-1] & 0xFFFFFFFF))
 
 
-def _logprobs(
-    logits: torch.Tensor, token_ids: torch.Tensor, top_nums: list[int | None]
-) -> list[TokenLogprob | None]:
+def _logprobs(logits: torch.Tensor, token_ids: torch.Tensor, top_nums: list[int | None]) -> list[TokenLogprob | None]:
     """Natural-log probabilities of the rows with a number in `top_nums`, with that many alternatives."""
     logprobs: list[TokenLogprob | None] = [None] * len(top_nums)
     rows = [row for row, top_num in enumerate(top_nums) if top_num is not None]

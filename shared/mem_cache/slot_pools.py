@@ -9,7 +9,10 @@ from shared.messages import IntArray
 
 
 class TokenSlotAllocator:
-    """Hands out the token slots `0 … capacity - 1`, last freed first."""
+    """Hands out the token slots `0 … capacity - 1`, last freed first.
+
+    From a pool that is not fragmented, a request alone gets consecutive ones, which need no gathering.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -25,7 +28,7 @@ class TokenSlotAllocator:
         if count > self.free_count:
             raise ValueError(f"{count} token slots wanted, {self.free_count} free")
         self.free_count -= count
-        taken: IntArray = self._stack[self.free_count : self.free_count + count].copy()
+        taken: IntArray = self._stack[self.free_count : self.free_count + count][::-1].copy()
         return taken
 
     def free(self, slots: IntArray) -> None:
@@ -33,7 +36,7 @@ class TokenSlotAllocator:
         end = self.free_count + len(slots)
         if end > self.capacity:
             raise ValueError("more token slots given back than were handed out")
-        self._stack[self.free_count : end] = slots
+        self._stack[self.free_count : end] = slots[::-1]
         self.free_count = end
 
 

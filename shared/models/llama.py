@@ -86,9 +86,7 @@ class MLP:
         self._kernels = build.kernels
         rows_of = {f"{prefix}.gate_proj": rows, f"{prefix}.up_proj": rows}
         self._gate_up = ColumnParallelLinear(loader, build.kernels, rows_of, has_bias)
-        self._down = RowParallelLinear(
-            loader, build.kernels, build.tp_group, f"{prefix}.down_proj", rows, has_bias
-        )
+        self._down = RowParallelLinear(loader, build.kernels, build.tp_group, f"{prefix}.down_proj", rows, has_bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[T, hidden]` to the same."""
@@ -150,9 +148,7 @@ class CausalLM:
         embedding = loader.rows("model.embed_tokens.weight", part.vocab)
         head = embedding if config.tie_word_embeddings else loader.rows("lm_head.weight", part.vocab)
         self._embed = VocabParallelEmbedding(embedding, part.vocab, tp_group)
-        self._layers = [
-            DecoderLayer(build, f"model.layers.{index}") for index in range(config.num_hidden_layers)
-        ]
+        self._layers = [DecoderLayer(build, f"model.layers.{index}") for index in range(config.num_hidden_layers)]
         self._norm = loader.whole("model.norm.weight")
         widths = [len(vocab) for vocab in split_evenly(config.vocab_size, tp_group.size)]
         self._head = ParallelHead(head, widths, tp_group, kernels)

@@ -88,11 +88,7 @@ class TpGroup:
         num_bytes = int(length)
         if num_bytes == 0:
             return []
-        view = (
-            np.frombuffer(buffer.getbuffer(), dtype=np.uint8)
-            if self.rank == 0
-            else np.empty(num_bytes, np.uint8)
-        )
+        view = np.frombuffer(buffer.getbuffer(), dtype=np.uint8) if self.rank == 0 else np.empty(num_bytes, np.uint8)
         dist.broadcast(torch.from_numpy(view), src=0, group=self.cpu_group)
         if self.rank == 0:
             return data
@@ -123,9 +119,7 @@ class TpGroup:
         return gathered
 
 
-def init_tp_group(
-    rank: int, size: int, init_method: str, *, device: str = "cpu", loopback: bool = True
-) -> TpGroup:
+def init_tp_group(rank: int, size: int, init_method: str, *, device: str = "cpu", loopback: bool = True) -> TpGroup:
     """Joins the group of `size` ranks that meet at `init_method`; blocks until all of them are there.
 
     `init_method` is `file://` and a path in the launch's private run directory on one machine, or
@@ -138,9 +132,7 @@ def init_tp_group(
     if loopback:
         # Else gloo listens on the address of the host's name, where others can reach it.
         os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-    dist.init_process_group(
-        "gloo", init_method=init_method, rank=rank, world_size=size, timeout=PROCESS_GROUP_TIMEOUT
-    )
+    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=size, timeout=PROCESS_GROUP_TIMEOUT)
     device_backend = "nccl" if device == "cuda" else "gloo"
     return TpGroup(
         rank,

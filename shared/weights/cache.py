@@ -45,9 +45,7 @@ def cached_folder(name: str, source: str, build: Callable[[Path], None]) -> Path
     with _locked(models / f".{name}.lock", name):
         if _is_whole(place, source):  # the process that held the lock before has built it
             return place
-        for leftover in models.glob(
-            f".{name}.build-*"
-        ):  # of killed builds: the lock says that none is running
+        for leftover in models.glob(f".{name}.build-*"):  # of killed builds: the lock says that none is running
             shutil.rmtree(leftover, ignore_errors=True)
         work = Path(tempfile.mkdtemp(prefix=f".{name}.build-", dir=models))
         try:

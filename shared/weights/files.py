@@ -55,9 +55,7 @@ def check_weight_files(folder: Path) -> None:
             ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
             expected = 8 + header_size + max(ends, default=0)
         except (OSError, ValueError, TypeError, LookupError, AttributeError, struct.error):
-            raise ModelPreparationError(
-                f"{path} is not a safetensors file; fetch or convert it again"
-            ) from None
+            raise ModelPreparationError(f"{path} is not a safetensors file; fetch or convert it again") from None
         if path.stat().st_size != expected:
             raise ModelPreparationError(
                 f"{path} has {path.stat().st_size} bytes where its header says {expected}; fetch it again"

@@ -63,9 +63,7 @@ def convert_gguf(gguf_path: Path, folder: Path, report: Report) -> None:
         reader = GGUFReader(gguf_path)
     except Exception as error:  # a truncated file shows as whatever numpy or the parser stumbles over
         raise ModelPreparationError(f"{gguf_path} is not a whole GGUF file: {error}") from error
-    metadata = {
-        name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")
-    }
+    metadata = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     try:
         config = _config(metadata, tensors)
@@ -88,8 +86,7 @@ def _config(metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor]) ->
     name = metadata["general.architecture"]
     if name not in _ARCHITECTURES:
         raise ValueError(
-            f"architecture {name!r} is not supported; "
-            f"supported are {', '.join(_ARCHITECTURES)} (a Mistral is a llama)"
+            f"architecture {name!r} is not supported; supported are {', '.join(_ARCHITECTURES)} (a Mistral is a llama)"
         )
     if metadata.get("split.count", 1) > 1:
         raise ValueError("it is one part of several; join them with llama.cpp's gguf-split --merge first")

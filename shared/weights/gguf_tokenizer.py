@@ -74,9 +74,7 @@ def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
     """BPE on bytes, as GPT-2, Llama 3, Qwen and SmolLM2 have it."""
     kind = metadata.get("tokenizer.ggml.pre", "default")
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
-    backend = Tokenizer(
-        models.BPE(vocab=_vocab(metadata), merges=merges, ignore_merges=kind in _WHOLE_WORDS_FIRST)
-    )
+    backend = Tokenizer(models.BPE(vocab=_vocab(metadata), merges=merges, ignore_merges=kind in _WHOLE_WORDS_FIRST))
     steps: list[Any]
     if kind == "smollm":
         steps = [

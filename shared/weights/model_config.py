@@ -72,9 +72,7 @@ class ModelConfig:
         architecture = _architecture(raw, path)
         merged = {**_DEFAULTS[architecture], **raw}
         if merged.get("hidden_act", "silu") != "silu":
-            raise ModelPreparationError(
-                f"{path}: hidden_act {merged['hidden_act']!r} is not supported, only 'silu'"
-            )
+            raise ModelPreparationError(f"{path}: hidden_act {merged['hidden_act']!r} is not supported, only 'silu'")
         if merged.get("quantization_config"):
             raise ModelPreparationError(
                 f"{path}: quantised checkpoints are not supported; use the unquantised model or a .gguf file"

@@ -99,9 +99,7 @@ def _from_hub(repo_id: str) -> Path:
     import huggingface_hub
 
     try:
-        found = huggingface_hub.snapshot_download(
-            repo_id, allow_patterns=_HUB_PATTERNS, ignore_patterns=_HUB_IGNORED
-        )
+        found = huggingface_hub.snapshot_download(repo_id, allow_patterns=_HUB_PATTERNS, ignore_patterns=_HUB_IGNORED)
     except Exception as error:  # of several libraries, none of them this project's
         reason = (str(error).strip().splitlines() or [""])[0]
         raise ModelPreparationError(

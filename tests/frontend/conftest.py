@@ -64,8 +64,14 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def serving(
-    folder: Path, run_dir: Path, *, step_s: float = 0.001, max_running: int = 32, capacity: int = 1000,
-    context_length: int = 512, **flags: Any,
+    folder: Path,
+    run_dir: Path,
+    *,
+    step_s: float = 0.001,
+    max_running: int = 32,
+    capacity: int = 1000,
+    context_length: int = 512,
+    **flags: Any,
 ) -> Iterator[Server]:
     args = replace(ServerArgs(model_path=str(folder), served_model_name=MODEL), **flags)
     ports = PortArgs(

@@ -115,9 +115,7 @@ class FakeEngine:
                 finder = StopFinder(self._decoder, params.stop, params.skip_special_tokens)
             self._waiting.append(Live(message, finder))
         elif isinstance(message, AbortReq):
-            gone = [
-                one for one in (*self._running, *self._waiting) if message.rid in (None, one.request.rid)
-            ]
+            gone = [one for one in (*self._running, *self._waiting) if message.rid in (None, one.request.rid)]
             self._running = [one for one in self._running if one not in gone]
             self._waiting = deque(one for one in self._waiting if one not in gone)
             self._send([(one, [], FinishReason("abort", message="aborted")) for one in gone])

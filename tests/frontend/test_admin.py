@@ -49,9 +49,7 @@ def requests_of_all_routes(server: Server) -> list[tuple[str, str]]:
     return [one for one in found if one[1] != "/health"]
 
 
-@pytest.mark.parametrize(
-    "header", [None, "Bearer", KEY, f"Basic {KEY}", "Bearer wrong", f"Bearer {KEY}x", "Bearer é"]
-)
+@pytest.mark.parametrize("header", [None, "Bearer", KEY, f"Basic {KEY}", "Bearer wrong", f"Bearer {KEY}x", "Bearer é"])
 def test_without_the_key_every_route_is_a_401_and_nothing_runs(guarded: Server, header: str | None) -> None:
     guarded.engine.received.clear()
     headers = {} if header is None else {b"authorization": header.encode()}

@@ -186,9 +186,7 @@ def table() -> list[Any]:
 
 
 @pytest.mark.parametrize(("path", "body", "param"), table())
-def test_a_bad_value_is_a_400_that_names_the_field(
-    server: Server, path: str, body: dict[str, Any], param: str
-) -> None:
+def test_a_bad_value_is_a_400_that_names_the_field(server: Server, path: str, body: dict[str, Any], param: str) -> None:
     raw = json.dumps(body)
     response = server.client.post(path, content=raw, headers={"content-type": "application/json"})
     assert response.status_code == 400, response.text
@@ -216,9 +214,7 @@ def test_a_bad_value_is_a_400_that_names_the_field(
     ],
 )
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, GENERATE, "/abort_request"])
-def test_a_body_that_is_no_json_object_is_a_400(
-    server: Server, path: str, raw: bytes, content_type: str
-) -> None:
+def test_a_body_that_is_no_json_object_is_a_400(server: Server, path: str, raw: bytes, content_type: str) -> None:
     response = server.client.post(path, content=raw, headers={"content-type": content_type})
     assert response.status_code == 400
     assert response.json()["error"]["message"]

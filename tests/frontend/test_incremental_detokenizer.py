@@ -28,9 +28,7 @@ def one_decode(tokenizer: PreTrainedTokenizerFast, ids: list[int], skip: bool) -
     return text
 
 
-def streamed(
-    kind: str, ids: list[int], params: SamplingParams, reason: FinishReason, cuts: list[int]
-) -> list[str]:
+def streamed(kind: str, ids: list[int], params: SamplingParams, reason: FinishReason, cuts: list[int]) -> list[str]:
     """The deltas when the ids come in pieces that end at `cuts`."""
     request = DetokenizedRequest(DECODERS[kind], params)
     bounds = [0, *sorted({cut for cut in cuts if 0 < cut < len(ids)}), len(ids)]

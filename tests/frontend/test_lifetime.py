@@ -136,9 +136,7 @@ def test_a_batch_that_can_never_fit_is_a_400(slow: Server) -> None:
     assert slow.post("/v1/completions", {"prompt": "a", "n": 5, "max_tokens": 1}).status_code == 200
 
 
-def test_a_prompt_above_the_pool_is_a_400_at_once_and_blocks_nothing(
-    tokenizer_folder: Path, tmp_path: Path
-) -> None:
+def test_a_prompt_above_the_pool_is_a_400_at_once_and_blocks_nothing(tokenizer_folder: Path, tmp_path: Path) -> None:
     with serving(tokenizer_folder, tmp_path, capacity=100, context_length=400) as server:
         refused = server.post("/v1/completions", {"prompt": "a" * 150})
         assert refused.status_code == 400
@@ -163,9 +161,7 @@ def test_abort_request(slow: Server, order: dict[str, Any]) -> None:
     assert is_idle(slow)
 
 
-def test_a_reader_that_stops_costs_no_more_than_its_own_output(
-    tokenizer_folder: Path, tmp_path: Path
-) -> None:
+def test_a_reader_that_stops_costs_no_more_than_its_own_output(tokenizer_folder: Path, tmp_path: Path) -> None:
     with serving(tokenizer_folder, tmp_path, step_s=0.0, context_length=6000, capacity=100_000) as server:
         body = {"text": "a", "sampling_params": {"max_new_tokens": 3000}, "stream": True, "rid": "stalled"}
         connection = raw_post(server, "/generate", body)
@@ -206,9 +202,7 @@ def test_a_lost_engine_ends_every_request_with_an_error(slow: Server) -> None:
     assert slow.manager.live_requests == 0
 
 
-def test_outputs_that_cannot_be_read_are_an_error_not_a_silence(
-    slow: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outputs_that_cannot_be_read_are_an_error_not_a_silence(slow: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(message: object) -> None:
         raise ZeroDivisionError
 

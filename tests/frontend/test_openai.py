@@ -280,9 +280,7 @@ def test_the_openai_client(server: Server) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     messages: list[Any] = USER
     whole = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=30, seed=1)
-    stream = client.chat.completions.create(
-        model=MODEL, messages=messages, max_tokens=30, seed=1, stream=True
-    )
+    stream = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=30, seed=1, stream=True)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     assert text == whole.choices[0].message.content != ""
     assert client.models.list().data[0].id == MODEL

@@ -27,9 +27,7 @@ def byte_level() -> Any:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
     backend.add_tokens([AddedToken("an added é", special=False)])
-    return FastTokenizer(
-        tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>", chat_template=CHAT_TEMPLATE
-    )
+    return FastTokenizer(tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>", chat_template=CHAT_TEMPLATE)
 
 
 def save_byte_level(folder: Path) -> None:
@@ -49,9 +47,7 @@ def sentencepiece_like() -> Any:
             fuse_unk=True,
         )
     )
-    backend.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
-    )
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
     backend.decoder = decoders.Sequence(
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )

@@ -95,9 +95,7 @@ def chi_square(observed: Any, expected: Any) -> float:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("beside", [[], [row()], [row(top_k=1, temperature=0.5)]])
-def test_greedy_takes_the_lowest_id_among_the_largest_logits(
-    dtype: torch.dtype, beside: list[dict[str, Any]]
-) -> None:
+def test_greedy_takes_the_lowest_id_among_the_largest_logits(dtype: torch.dtype, beside: list[dict[str, Any]]) -> None:
     logits = torch.tensor([[1.0, 1.0, 0.0], [0.0, 2.0, 2.0]] + [[0.0, 1.0, 2.0]] * len(beside), dtype=dtype)
     assert sample(logits, [GREEDY, GREEDY, *beside])[:2] == [0, 1]
 

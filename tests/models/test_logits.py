@@ -66,9 +66,7 @@ def test_prefill_chunks_and_decode_give_the_logits_of_transformers(
 
 
 @pytest.mark.parametrize("variant", ["llama", "mistral_sliding_window"])
-def test_a_ragged_batch_gives_each_request_its_own_logits(
-    variant: str, tiny_model: Callable[[str], Model]
-) -> None:
+def test_a_ragged_batch_gives_each_request_its_own_logits(variant: str, tiny_model: Callable[[str], Model]) -> None:
     model, runner = tiny_model(variant)
     ids = {row: random_ids(length, seed=row) for row, length in enumerate([1, 40, 7, 1, 23, 90])}
     expected = {row: reference_logits(model, [*tokens, 5, 6]) for row, tokens in ids.items()}

@@ -62,9 +62,7 @@ def test_pools_hold_keys_and_values_of_every_layer() -> None:
     assert [pool.shape for pool in pools] == [(5, 2, 2, 16)] * 3
 
 
-def test_cores_are_divided_among_the_ranks_of_a_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cores_are_divided_among_the_ranks_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tiny_model("llama", tmp_path)
     chosen: list[int] = []
     monkeypatch.setattr(torch, "get_num_threads", lambda: 6)

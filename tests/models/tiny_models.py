@@ -146,9 +146,9 @@ class HandScheduler:
             req_pool_indices=rows,
             seq_lens=seq_lens,
             extend_lens=extend_lens,
-            out_cache_loc=np.concatenate(
-                [self.table[row, span] for row, span in zip(rows, spans, strict=True)]
-            ).astype(np.int64),
+            out_cache_loc=np.concatenate([self.table[row, span] for row, span in zip(rows, spans, strict=True)]).astype(
+                np.int64
+            ),
             req_to_token=self.table,
             emits=np.ones(len(rows), dtype=np.bool_),
             output_lens=np.zeros(len(rows), dtype=np.int64),

@@ -52,9 +52,7 @@ def test_a_split_covers_everything_once_and_evenly(total: int, parts: int) -> No
     size=st.integers(1, 12),
     vocab_size=st.integers(20, 70),
 )
-def test_query_heads_stay_with_the_kv_head_they_read(
-    kv_heads: int, group: int, size: int, vocab_size: int
-) -> None:
+def test_query_heads_stay_with_the_kv_head_they_read(kv_heads: int, group: int, size: int, vocab_size: int) -> None:
     config = dataclasses.replace(
         SMOLLM2,
         num_key_value_heads=kv_heads,

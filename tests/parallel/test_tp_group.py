@@ -39,9 +39,7 @@ def _collectives(tp_group: TpGroup) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def outcomes(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, Any]]:
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     meeting_place: Path = tmp_path_factory.mktemp("ranks") / "tp"
     return run_ranks(request.param, _collectives, meeting_place)
 

@@ -116,9 +116,7 @@ def add_byte_level_tokenizer(writer: GGUFWriter, pre: str) -> None:
     writer.add_chat_template("{% for message in messages %}{{ message['content'] }}{% endfor %}")
 
 
-def add_tensor(
-    writer: GGUFWriter, name: str, array: np.ndarray[Any, Any], kind: GGMLQuantizationType
-) -> None:
+def add_tensor(writer: GGUFWriter, name: str, array: np.ndarray[Any, Any], kind: GGMLQuantizationType) -> None:
     if array.ndim == 1 or kind == GGMLQuantizationType.F32:
         writer.add_tensor(name, array.copy())
         return

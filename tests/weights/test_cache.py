@@ -135,9 +135,7 @@ def test_two_at_the_same_time_build_once_and_both_get_it() -> None:
         build(folder)
 
     found: list[Path] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(cached_folder("m", "one", slow))) for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: found.append(cached_folder("m", "one", slow))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -14,9 +14,7 @@ from tests.weights.gguf_files import random_model
 
 @pytest.fixture(params=["single", "sharded"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    random_model("llama").save_pretrained(
-        tmp_path, max_shard_size="1MB" if request.param == "sharded" else "1GB"
-    )
+    random_model("llama").save_pretrained(tmp_path, max_shard_size="1MB" if request.param == "sharded" else "1GB")
     assert (tmp_path / INDEX_FILE).exists() == (request.param == "sharded")
     return tmp_path
 

@@ -82,9 +82,7 @@ def test_tensors_are_what_transformers_reads_from_the_file(family: str, tmp_path
     assert_same_tensors(tensors_of(convert(tmp_path / "m.gguf")), theirs)
 
 
-@pytest.mark.parametrize(
-    "kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q4_K", "Q6_K", "IQ4_XS"]
-)
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q4_K", "Q6_K", "IQ4_XS"])
 def test_every_kind_of_quantisation_is_read(kind: str, tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf", "qwen2", random_model("qwen2"), GGMLQuantizationType[kind])
     ours = tensors_of(convert(tmp_path / "m.gguf"))
@@ -129,9 +127,7 @@ def test_end_of_turn_ends_the_output_too(tmp_path: Path) -> None:
     writer_of_eot = GGUFWriter.add_pad_token_id
     model = random_model("qwen3")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            GGUFWriter, "add_pad_token_id", lambda w, i: (writer_of_eot(w, i), w.add_eot_token_id(0))
-        )
+        patch.setattr(GGUFWriter, "add_pad_token_id", lambda w, i: (writer_of_eot(w, i), w.add_eot_token_id(0)))
         write_gguf(tmp_path / "m.gguf", "qwen3", model)
     assert ModelConfig.from_folder(convert(tmp_path / "m.gguf")).eos_token_ids == (2, 0)
 

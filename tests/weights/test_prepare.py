@@ -57,9 +57,7 @@ def test_a_gguf_file_is_converted_once_and_again_when_it_changes(empty_cache: Pa
     assert (folder / "model.safetensors").stat().st_size < made.st_size
 
 
-def test_neither_cache_nor_network_is_one_line_that_says_what_to_do(
-    empty_cache: Path, no_network: None
-) -> None:
+def test_neither_cache_nor_network_is_one_line_that_says_what_to_do(empty_cache: Path, no_network: None) -> None:
     message = failure("SmolLM2-135M-Instruct")
     assert "cannot be reached" in message and "tiny-random" in message
     assert [path.name for path in empty_cache.glob("models/*")] == [".SmolLM2-135M-Instruct.lock"]
