@@ -60,7 +60,7 @@ def serve(service: type[rpyc.Service], secret: bytes, pipe_writer: Connection) -
 
     def authenticate(connection: socket.socket) -> tuple[socket.socket, None]:
         connection.settimeout(AUTHENTICATION_TIMEOUT_S)
-        given = connection.recv(len(secret), socket.MSG_WAITALL)
+        given = _receive(connection, len(secret))
         if not hmac.compare_digest(given, secret):
             raise AuthenticationError("wrong secret")
         connection.settimeout(None)
@@ -81,6 +81,17 @@ def serve(service: type[rpyc.Service], secret: bytes, pipe_writer: Connection) -
     failure = _failures.get()
     time.sleep(CONSEQUENCE_S)
     raise failure
+
+
+def _receive(connection: socket.socket, count: int) -> bytes:
+    """`count` bytes, or fewer from a peer that ends early.  Raises `AuthenticationError` for one that is too slow."""
+    given = b""
+    try:
+        while len(given) < count and (part := connection.recv(count - len(given))):
+            given += part
+    except OSError as error:
+        raise AuthenticationError(str(error)) from error
+    return given
 
 
 def _quiet_logger() -> logging.Logger:

@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import pytest
+import rpyc
+from rpyc.core.stream import SocketStream
 
 from tests.server.process import Server, title
 from tests.server.trees import widest_flags
@@ -39,6 +41,13 @@ def tcp_listeners(server: Server) -> list[tuple[str, int, str]]:
 def inner_listeners(server: Server) -> list[tuple[str, int, str]]:
     http_port = urlsplit(server.url).port
     return [listener for listener in tcp_listeners(server) if listener[1] != http_port]
+
+
+def rpyc_listeners(server: Server) -> list[tuple[int, str]]:
+    """Port and process of the listeners that the ranks' caller has connected to; the others are gloo's."""
+    (caller,) = [process for process in server.tree() if title(process).endswith((": router", ": controller"))]
+    called = {connection.raddr.port for connection in caller.net_connections("inet") if connection.raddr}
+    return [(port, owner) for _, port, owner in inner_listeners(server) if port in called]
 
 
 class MakesMarker:
@@ -76,11 +85,17 @@ def test_other_addresses_are_refused(server: Server) -> None:
 
 
 @pytest.mark.stages(1, 2)
-def test_rpyc_hears_nothing_from_who_does_not_know_the_secret(server: Server, tmp_path: Path) -> None:
-    models = [listener for listener in inner_listeners(server) if "model" in listener[2]]
-    assert {listener[2] for listener in models} == {
-        title(process) for process in server.tree() if "model" in title(process)
-    }
+@pytest.mark.parametrize("secret", [b"", b"x" * 32], ids=["none", "wrong"])
+def test_rpyc_hears_nothing_from_who_does_not_know_the_secret(server: Server, secret: bytes) -> None:
+    ranks = [process for process in server.tree() if "model" in title(process)]
+    listeners = rpyc_listeners(server)
+    assert sorted(owner for _, owner in listeners) == sorted(map(title, ranks))
+    for port, _ in listeners:
+        connection = socket.create_connection(("127.0.0.1", port))
+        connection.sendall(secret)
+        stranger = rpyc.connect_stream(SocketStream(connection), config={"sync_request_timeout": 5.0})
+        with pytest.raises(EOFError):  # the connection was closed; no answer in time would be a TimeoutError
+            stranger.root  # noqa: B018
 
 
 def test_a_pickle_sent_to_an_inner_port_is_not_loaded(server: Server, tmp_path: Path) -> None:
