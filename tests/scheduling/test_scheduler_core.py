@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared.mem_cache.radix_cache import RadixCache
 from shared.messages import SamplingParams
+from shared.scheduling.policy import WINDOW
 from tests.scheduling.fake_model import EOS, Driver, reference
 
 OVERLAP = pytest.mark.parametrize("overlap", [False, True], ids=["in_turn", "overlap"])
@@ -204,6 +206,36 @@ def test_no_request_is_overtaken_for_ever() -> None:
         driver.send(f"s{i}", [*shared_prefix, i % 40, 1], max_new_tokens=1)
         driver.turn()
     assert "lonely" in driver.finish
+
+
+def counting(monkeypatch: pytest.MonkeyPatch, name: str) -> list[None]:
+    """A list that grows by one with every call of the radix cache's method `name`."""
+    calls: list[None] = []
+    method = getattr(RadixCache, name)
+
+    def call(*args: object) -> object:
+        calls.append(None)
+        return method(*args)
+
+    monkeypatch.setattr(RadixCache, name, call)
+    return calls
+
+
+def test_a_step_looks_at_no_more_of_a_long_queue_than_of_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case C57, counted in look-ups of prompts instead of time."""
+    lookups: list[int] = []
+    for waiting in (2 * WINDOW, 5000):
+        driver = Driver(max_running_requests=2, max_total_num_tokens=2000)
+        driver.send("first", [1, 2, 3], max_new_tokens=1)
+        driver.send("second", [1, 2, 4], max_new_tokens=50, ignore_eos=True)
+        for i in range(waiting):
+            driver.send(f"r{i}", [i % 40, i // 40 % 40, i // 1600], max_new_tokens=1)
+        counted = [counting(monkeypatch, name) for name in ("match_length", "match_prefix")]
+        for _ in range(3):
+            driver.turn()
+        monkeypatch.undo()
+        lookups.append(sum(map(len, counted)))
+    assert lookups[0] == lookups[1] > WINDOW
 
 
 REQUEST = st.fixed_dictionaries(
