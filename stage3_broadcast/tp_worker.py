@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import time
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -19,9 +18,6 @@ from stage3_broadcast import local_tp_ranks, replica_title
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
-
-PEER_LOSS_S = 1.0
-"""Seconds that a rank whose peer is gone leaves to the one who started both, to name and end them."""
 
 
 class ModelTpServer:
@@ -52,13 +48,9 @@ def run_tp_server(
     group, codec = model_server.tp_cpu_group, server_args.broadcast_codec
     assert group is not None, "a rank other than 0 has peers"
     pipe_writer.send(model_server.ready_message)
-    try:
-        while True:
-            recv_reqs = broadcast_recv_input([], tp_rank, group, codec)
-            model_server.exposed_step(recv_reqs)
-    except RuntimeError:
-        time.sleep(PEER_LOSS_S)
-        raise
+    while True:
+        recv_reqs = broadcast_recv_input([], tp_rank, group, codec)
+        model_server.exposed_step(recv_reqs)
 
 
 def launch_tp_servers(server_args: ServerArgs, port_args: PortArgs, dp_rank: int, supervisor: Supervisor) -> None:

@@ -234,10 +234,16 @@ class TokenizerManager:
         if isinstance(message, BatchStrOut):
             self._process_batch(message)
         elif isinstance(message, SchedulerStats):
-            self.stats[message.dp_rank] = message
-            self.metrics.on_stats(message)
-        elif message.id in self._replies:
-            self._replies[message.id].put_nowait(message)
+            self._take_stats(message)
+        else:
+            if isinstance(message, GetInternalStateOut):
+                self._take_stats(message.stats)
+            if message.id in self._replies:
+                self._replies[message.id].put_nowait(message)
+
+    def _take_stats(self, stats: SchedulerStats) -> None:
+        self.stats[stats.dp_rank] = stats
+        self.metrics.on_stats(stats)
 
     def _process_batch(self, batch: BatchStrOut) -> None:
         now = time.monotonic()

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
@@ -27,8 +28,12 @@ logger = logging.getLogger(__name__)
 CHILDREN_GRACE_S = 1.0
 """Seconds that this process's own children have between SIGTERM and SIGKILL."""
 
-CONSEQUENCE_S = 0.2 + supervisor.TOLD_TO_END_S
-"""Seconds in which the death of a child is taken to be the cause of an exception here (a lost connection)."""
+PEER_S = 0.3
+"""Seconds that a process without children waits with an exception: if a peer's death is the cause (a lost
+connection), whoever started both ends this one meanwhile, and names the other."""
+
+CONSEQUENCE_S = PEER_S + supervisor.TOLD_TO_END_S
+"""Seconds in which the death of a child is taken to be the cause of an exception here."""
 
 
 def run_child(
@@ -59,7 +64,9 @@ def run_child(
         supervisor.report(pipe_writer, str(failure), failure.traceback)
         _leave(1)
     except BaseException as error:
-        if supervisor.lost_a_child(within=CONSEQUENCE_S):
+        if not supervisor.has_children():
+            time.sleep(PEER_S)
+        elif supervisor.lost_a_child(within=CONSEQUENCE_S):
             threading.Event().wait()  # the supervisor is ending this process, and has named the cause
         logger.exception("%s ends: %s", title, type(error).__name__)
         supervisor.report(pipe_writer, _summary(error), traceback.format_exc())

@@ -11,7 +11,6 @@ import logging
 import queue
 import socket
 import threading
-import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar, cast
@@ -22,9 +21,6 @@ from rpyc.utils.authenticators import AuthenticationError
 from rpyc.utils.server import ThreadedServer
 
 AUTHENTICATION_TIMEOUT_S = 5.0
-CONSEQUENCE_S = 0.1
-"""Seconds that a failed process still lives: a peer's death, if that was the cause, is to be seen first."""
-
 RPYC_CONFIG = {
     "allow_public_attrs": True,
     "allow_pickle": True,
@@ -78,9 +74,7 @@ def serve(service: type[rpyc.Service], secret: bytes, pipe_writer: Connection) -
     server.listener.listen()  # from now on the first connection waits instead of being refused
     pipe_writer.send({"status": "ready", "port": server.port})
     threading.Thread(target=server.start, name="rpyc", daemon=True).start()
-    failure = _failures.get()
-    time.sleep(CONSEQUENCE_S)
-    raise failure
+    raise _failures.get()
 
 
 def _receive(connection: socket.socket, count: int) -> bytes:

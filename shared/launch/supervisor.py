@@ -300,6 +300,11 @@ def stop_all(grace: float) -> None:
         supervisor.stop(grace)
 
 
+def has_children() -> bool:
+    """Whether this process has ever started another."""
+    return bool(_supervisors)
+
+
 def lost_a_child(within: float) -> bool:
     """Whether a child of this process has died, or does within so many seconds."""
     return any(supervisor.lost_a_child(within) for supervisor in _supervisors)
