@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,8 @@ def load_rank(
     Blocks until all ranks of the replica are there.  `gpu_id` is the index of the rank's device on its
     machine, by default in the order of replicas and ranks.
     """
+    # Read by torch at its first allocation: 2 MiB pages for weights and pools, where the system grants them.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     model = ModelConfig.from_folder(server_args.model_path)
     context_length = server_args.context_length or model.max_position_embeddings
     tp_group = init_tp_group(
