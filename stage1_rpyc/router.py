@@ -12,7 +12,8 @@ import uvloop
 import zmq
 import zmq.asyncio
 
-from shared.messages import BatchTokenIDOut, PortArgs, SchedulerInput, SchedulerOutput, SchedulerStats
+from shared.messages import PortArgs, SchedulerInput, SchedulerStats
+from shared.scheduling.outputs import finished_rids
 from shared.server_args import ServerArgs
 from stage1_rpyc.model_rpc import ModelRpcClient
 
@@ -53,21 +54,12 @@ class RouterManager:
                 if isinstance(output, SchedulerStats):
                     self._idle = output.running + output.waiting == 0
                 await self._send_to_detokenizer.send_pyobj(output)
-            if _any_finished(outputs):
+            if finished_rids(outputs):
                 await asyncio.sleep(EXTEND_DEPENDENCY_TIME_S)
             if self._sleep_on_idle and self._idle:
                 await self._arrived.wait()
             else:
                 await asyncio.sleep(STEP_SLEEP_S)
-
-
-def _any_finished(outputs: list[SchedulerOutput]) -> bool:
-    return any(
-        reason is not None
-        for output in outputs
-        if isinstance(output, BatchTokenIDOut)
-        for reason in output.finish_reasons
-    )
 
 
 def start_router_process(server_args: ServerArgs, port_args: PortArgs, pipe_writer: Connection) -> None:
