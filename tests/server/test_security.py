@@ -15,6 +15,7 @@ import pytest
 import rpyc
 from rpyc.core.stream import SocketStream
 
+from shared.launch.rpyc_transport import AUTHENTICATION_TIMEOUT_S
 from tests.server.process import Server, title
 from tests.server.trees import widest_flags
 
@@ -93,7 +94,8 @@ def test_rpyc_hears_nothing_from_who_does_not_know_the_secret(server: Server, se
     for port, _ in listeners:
         connection = socket.create_connection(("127.0.0.1", port))
         connection.sendall(secret)
-        stranger = rpyc.connect_stream(SocketStream(connection), config={"sync_request_timeout": 5.0})
+        patience = {"sync_request_timeout": AUTHENTICATION_TIMEOUT_S + 10}
+        stranger = rpyc.connect_stream(SocketStream(connection), config=patience)
         with pytest.raises(EOFError):  # the connection was closed; no answer in time would be a TimeoutError
             stranger.root  # noqa: B018
 
