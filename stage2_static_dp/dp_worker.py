@@ -57,6 +57,8 @@ class DataParallelWorker(threading.Thread):
         self._port_args = port_args
         self._rpyc_ports = rpyc_ports
         self._queue: Any = multiprocessing.Queue() if server_args.dp_queue == "mp" else queue.Queue()
+        if server_args.dp_queue == "mp":
+            self._queue.cancel_join_thread()  # what a dead replica has not read must not keep this process alive
         self._undelivered: dict[Hashable, SchedulerInput] = {}
         self._unanswered: dict[Hashable, SchedulerInput] = {}
         self._lost = threading.Event()
