@@ -37,13 +37,6 @@ class ReplicaLost(Exception):
     """A rank of the replica has died."""
 
 
-def _mp_queue() -> Any:
-    """A queue whose unread items do not keep this process alive at its end."""
-    made: multiprocessing.Queue[SchedulerInput] = multiprocessing.Queue()
-    made.cancel_join_thread()
-    return made
-
-
 class DataParallelWorker(threading.Thread):
     """A replica with its queue.
 
@@ -63,7 +56,7 @@ class DataParallelWorker(threading.Thread):
         self._server_args = server_args
         self._port_args = port_args
         self._rpyc_ports = rpyc_ports
-        self._queue: Any = _mp_queue() if server_args.dp_queue == "mp" else queue.Queue()
+        self._queue: Any = multiprocessing.Queue() if server_args.dp_queue == "mp" else queue.Queue()
         self._undelivered: dict[Hashable, SchedulerInput] = {}
         self._unanswered: dict[Hashable, SchedulerInput] = {}
         self._lost = threading.Event()
