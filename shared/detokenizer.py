@@ -12,6 +12,7 @@ import zmq
 from shared.incremental_detokenizer import StopTrimmer, TextDecoder
 from shared.messages import BatchStrOut, BatchTokenIDOut, FinishReason, PortArgs, SamplingParams
 from shared.server_args import ServerArgs
+from shared.weights.tokenizer import load_backend
 
 
 class DetokenizedRequest:
@@ -92,9 +93,7 @@ class DetokenizerManager:
 
 def run_detokenizer_process(server_args: ServerArgs, port_args: PortArgs, pipe_writer: Connection) -> None:
     """Process entry.  Reports `{"status": "ready"}` once and then runs until it is ended."""
-    from shared.weights.tokenizer import load_tokenizer
-
-    decoder = TextDecoder(load_tokenizer(server_args.model_path, server_args.chat_template))
+    decoder = TextDecoder(load_backend(server_args.model_path))
     manager = DetokenizerManager(Detokenizer(decoder), port_args)
     pipe_writer.send({"status": "ready"})
     manager.event_loop()

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer
 
 _REPLACEMENT = "\ufffd"
 
@@ -31,14 +31,14 @@ class TokenStream(Protocol):
 class TextDecoder:
     """The tables of one tokenizer, shared by all requests of a process."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._backend = tokenizer.backend_tokenizer
-        added = self._backend.get_added_tokens_decoder()
-        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        kinds = _decoder_kinds(self._backend.decoder)
+    def __init__(self, backend: Tokenizer) -> None:
+        self._backend = backend
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        kinds = _decoder_kinds(backend.decoder)
         self._is_byte_level = kinds == ["ByteLevel"]
         self.has_byte_fallback = "ByteFallback" in kinds
-        byte_ids = [self._backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)]
+        byte_ids = [backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)]
         self._byte_ids = frozenset(byte_ids if self.has_byte_fallback else ())
         self._bytes: dict[int, bytes] = {}
 
@@ -53,7 +53,7 @@ class TextDecoder:
         return text
 
     def is_special(self, token_id: int) -> bool:
-        return token_id in self._special_ids
+        return token_id in self.special_ids
 
     def is_byte(self, token_id: int) -> bool:
         """Whether the token is one byte of a SentencePiece byte fallback."""

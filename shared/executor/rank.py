@@ -14,7 +14,7 @@ from shared.scheduling.config import SchedulerConfig
 from shared.scheduling.determinism import DeterminismChecker
 from shared.server_args import ServerArgs
 from shared.weights.model_config import ModelConfig
-from shared.weights.tokenizer import load_tokenizer
+from shared.weights.tokenizer import load_backend
 
 DEFAULT_MAX_RUNNING_REQUESTS = 256
 
@@ -64,15 +64,14 @@ def load_rank(
         device=server_args.device,
         loopback=server_args.nnodes == 1,
     )
-    tokenizer = load_tokenizer(server_args.model_path)
-    decoder = TextDecoder(tokenizer)
+    decoder = TextDecoder(load_backend(server_args.model_path))
     max_running_requests = server_args.max_running_requests or DEFAULT_MAX_RUNNING_REQUESTS
     runner: ForwardRunner
     if server_args.device == "sim":
         from shared.executor.sim_runner import SimRunner
 
-        special = [*model.eos_token_ids, *tokenizer.all_special_ids]
-        runner = SimRunner(server_args, model.vocab_size, context_length, special)
+        forbidden = decoder.special_ids.union(model.eos_token_ids)
+        runner = SimRunner(server_args, model.vocab_size, context_length, forbidden)
     else:
         from shared.executor.model_runner import ModelRunner
 

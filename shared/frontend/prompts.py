@@ -32,7 +32,7 @@ class Prompt:
 
 class PromptEncoder:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, limits: Limits) -> None:
-        self.decoder = TextDecoder(tokenizer)
+        self.decoder = TextDecoder(tokenizer.backend_tokenizer)
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()

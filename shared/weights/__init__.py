@@ -8,7 +8,7 @@
     tiny_random.py    a model made from a seed
     model_config.py   ModelConfig: the numbers that the model code needs
     files.py          WeightFiles: tensors and slices of them by name
-    tokenizer.py      load_tokenizer()
+    tokenizer.py      load_tokenizer(), load_backend()
 
 Only `files.py` hands out torch tensors; the rest neither needs nor imports torch.
 """

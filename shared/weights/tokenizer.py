@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedTokenizerFast
+from tokenizers import AddedToken, Tokenizer
 
 from shared.weights.errors import ModelPreparationError
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
 
 
 def load_tokenizer(folder: str | Path, chat_template_file: str | Path | None = None) -> PreTrainedTokenizerFast:
@@ -22,6 +22,8 @@ def load_tokenizer(folder: str | Path, chat_template_file: str | Path | None = N
 
     Raises ModelPreparationError when there is no tokenizer or template to read.
     """
+    from transformers import PreTrainedTokenizerFast  # half a second, which `load_backend` mostly saves
+
     folder = Path(folder)
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -38,6 +40,44 @@ def load_tokenizer(folder: str | Path, chat_template_file: str | Path | None = N
         except (OSError, UnicodeDecodeError) as error:
             raise ModelPreparationError(f"chat template {chat_template_file} cannot be read: {error}") from None
     return tokenizer
+
+
+def load_backend(folder: str | Path) -> Tokenizer:
+    """`load_tokenizer(folder).backend_tokenizer`, for processes that only decode: without transformers where
+    tokenizer.json has all added tokens that the files beside it know of.
+
+    Raises ModelPreparationError when there is no tokenizer to read.
+    """
+    folder = Path(folder)
+    try:
+        backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        if _has_all_added_tokens(backend, folder):
+            return backend
+    except Exception:  # the tokenizers library raises plain Exception for a broken file
+        pass  # load_tokenizer says what is wrong
+    loaded: Tokenizer = load_tokenizer(folder).backend_tokenizer
+    return loaded
+
+
+def _has_all_added_tokens(backend: Tokenizer, folder: Path) -> bool:
+    """Whether transformers would add no token to `backend`: none listed, none that a role is given to."""
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if "added_tokens_decoder" not in config and any((folder / name).is_file() for name in _LEGACY_FILES):
+        return False
+    added = backend.get_added_tokens_decoder().values()
+    listed = [AddedToken(**token) for token in config.get("added_tokens_decoder", {}).values()]
+    if not set(map(repr, listed)) <= set(map(repr, added)):
+        return False
+    with_roles = [value for name, value in config.items() if name.endswith("_token")]
+    for name in ("extra_special_tokens", "additional_special_tokens"):
+        more = config.get(name) or []
+        with_roles += more.values() if isinstance(more, dict) else more
+    contents = {token["content"] if isinstance(token, dict) else token for token in with_roles}
+    return {content for content in contents if isinstance(content, str)} <= {token.content for token in added}
+
+
+_LEGACY_FILES = ("special_tokens_map.json", "added_tokens.json")
 
 
 def save_tokenizer(

@@ -15,7 +15,7 @@ from shared.messages import BatchTokenIDOut, FinishReason, SamplingParams
 from tests.frontend.tokenizers_for_tests import byte_level, metaspace, sentencepiece_like
 
 TOKENIZERS = {"byte-level": byte_level(), "sentencepiece": sentencepiece_like(), "metaspace": metaspace()}
-DECODERS = {name: TextDecoder(tokenizer) for name, tokenizer in TOKENIZERS.items()}
+DECODERS = {name: TextDecoder(tokenizer.backend_tokenizer) for name, tokenizer in TOKENIZERS.items()}
 EMOJI = "Grüße, 世界 🦙👩‍👩‍👧 ا"
 
 kinds = st.sampled_from(sorted(TOKENIZERS))
