@@ -25,6 +25,7 @@ from shared.launch.stage import BadFlag, LaunchedProcesses, launch_processes, re
 from shared.launch.supervisor import ChildFailed, Supervisor
 from shared.messages import PortArgs
 from shared.server_args import ServerArgs, check_server_args
+from shared.weights.tokenizer import import_transformers
 from stage4_peer_schedulers.data_parallel_controller import run_data_parallel_controller_process
 from stage4_peer_schedulers.scheduler import start_schedulers
 from stage4_peer_schedulers.server import CONTROLLER_TITLE, STAGE
@@ -77,7 +78,7 @@ class Engine:
     def _run(self, server_args: ServerArgs, ready: Future[Generate]) -> None:
         try:
             server_args = resolve_model(server_args)
-            processes = launch_processes(STAGE, server_args)
+            processes = launch_processes(STAGE, server_args, meanwhile=import_transformers)
         except BaseException as error:
             self._loop.close()
             ready.set_exception(error)

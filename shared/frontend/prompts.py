@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerFast
 
 from shared.frontend.errors import invalid, shown
 from shared.frontend.limits import Limits
 from shared.incremental_detokenizer import TextDecoder
 from shared.messages import IntArray
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 _LONG_CHARS = 8192
 """Texts of more characters are tokenized in a thread, so that the event loop goes on."""

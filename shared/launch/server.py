@@ -26,6 +26,7 @@ from shared.launch.stage import BadFlag, LaunchedProcesses, Stage, launch_proces
 from shared.launch.supervisor import ChildFailed
 from shared.server_args import ServerArgs, parse_server_args
 from shared.weights.errors import ModelPreparationError
+from shared.weights.tokenizer import import_transformers
 
 
 class StopRequested(BaseException):
@@ -115,3 +116,5 @@ def _wait_for_the_end(tree: ProcessNode, server_args: ServerArgs) -> NoReturn:
 
 def _import_http_server() -> None:
     import shared.launch.http_server  # noqa: F401
+
+    import_transformers()

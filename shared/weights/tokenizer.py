@@ -22,7 +22,7 @@ def load_tokenizer(folder: str | Path, chat_template_file: str | Path | None = N
 
     Raises ModelPreparationError when there is no tokenizer or template to read.
     """
-    from transformers import PreTrainedTokenizerFast  # half a second, which `load_backend` mostly saves
+    from transformers import PreTrainedTokenizerFast
 
     folder = Path(folder)
     path = folder / "tokenizer.json"
@@ -40,6 +40,11 @@ def load_tokenizer(folder: str | Path, chat_template_file: str | Path | None = N
         except (OSError, UnicodeDecodeError) as error:
             raise ModelPreparationError(f"chat template {chat_template_file} cannot be read: {error}") from None
     return tokenizer
+
+
+def import_transformers() -> None:
+    """What `load_tokenizer` would import, which takes half a second: to be called while others work."""
+    from transformers import PreTrainedTokenizerFast  # noqa: F401
 
 
 def load_backend(folder: str | Path) -> Tokenizer:
