@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,16 +17,22 @@ import pytest
 import rpyc
 from rpyc.core.stream import SocketStream
 
-from shared.launch.rpyc_transport import AUTHENTICATION_TIMEOUT_S
+from tests.server.plugin import changing
 from tests.server.process import Server, title
 from tests.server.trees import widest_flags
 
 KEY = "a-key-for-this-test"
+AUTHENTICATION_TIMEOUT_S = 1.0
+HURRY = f"""
+def change(rpyc_transport):
+    rpyc_transport.AUTHENTICATION_TIMEOUT_S = {AUTHENTICATION_TIMEOUT_S}
+"""
 
 
 @pytest.fixture(scope="module")
-def server(stage: int) -> Iterator[Server]:
-    with Server(stage, "--device", "sim", "--api-key", KEY, *widest_flags(stage)) as server:
+def server(stage: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    env = changing("shared.launch.rpyc_transport", HURRY, tmp_path_factory.mktemp("plugin"))
+    with Server(stage, "--device", "sim", "--api-key", KEY, *widest_flags(stage), env=env) as server:
         server.client.headers["authorization"] = f"Bearer {KEY}"
         yield server
 
@@ -91,30 +99,45 @@ def test_rpyc_hears_nothing_from_who_does_not_know_the_secret(server: Server, se
     ranks = [process for process in server.tree() if "model" in title(process)]
     listeners = rpyc_listeners(server)
     assert sorted(owner for _, owner in listeners) == sorted(map(title, ranks))
-    for port, _ in listeners:
-        connection = socket.create_connection(("127.0.0.1", port))
+    connections = [socket.create_connection(("127.0.0.1", port)) for port, _ in listeners]
+    for connection in connections:
         connection.sendall(secret)
-        patience = {"sync_request_timeout": AUTHENTICATION_TIMEOUT_S + 10}
-        stranger = rpyc.connect_stream(SocketStream(connection), config=patience)
+    patience = {"sync_request_timeout": AUTHENTICATION_TIMEOUT_S + 10}
+    strangers = [rpyc.connect_stream(SocketStream(connection), config=patience) for connection in connections]
+    for stranger in strangers:
         with pytest.raises(EOFError):  # the connection was closed; no answer in time would be a TimeoutError
             stranger.root  # noqa: B018
+
+
+@pytest.mark.stages(1, 2)
+def test_a_silent_stranger_at_an_rpyc_port_is_shown_out_without_a_word_in_the_log(server: Server) -> None:
+    patience = AUTHENTICATION_TIMEOUT_S + 10
+    silent = [socket.create_connection(("127.0.0.1", port), patience) for port, _ in rpyc_listeners(server)]
+    for connection in silent:
+        with connection:
+            assert connection.recv(1) == b""
+    assert silent
+    assert "Traceback" not in server.output
 
 
 def test_a_pickle_sent_to_an_inner_port_is_not_loaded(server: Server, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     data = pickle.dumps(MakesMarker(marker))
     before = [process.pid for process in server.tree()]
+    sent = []
     for address, port, _ in inner_listeners(server):
         for payload in (data, b"\0" * 32 + data, len(data).to_bytes(8, "little") + data):
-            with socket.create_connection((address, port), timeout=5) as connection:
-                connection.settimeout(1.0)
-                try:
-                    connection.sendall(payload)
-                    connection.shutdown(socket.SHUT_WR)
-                    while connection.recv(4096):
-                        pass
-                except OSError:
-                    pass
+            connection = socket.create_connection((address, port), timeout=5)
+            sent.append(connection)
+            with contextlib.suppress(OSError):
+                connection.sendall(payload)
+                connection.shutdown(socket.SHUT_WR)
+    heard_out = time.monotonic() + 1.5
+    for connection in sent:
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(max(0.01, heard_out - time.monotonic()))
+            while connection.recv(4096):
+                pass
     assert not marker.exists()
     pickle.loads(data)
     assert marker.exists(), "the pickle is harmless, and the test shows nothing"
