@@ -85,9 +85,16 @@ def params(**more: Any) -> dict[str, Any]:
     return {"max_new_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True, **more}
 
 
-def test_greedy_tokens_are_those_of_transformers_alone_and_batched(server: Server, config: Config) -> None:
+@pytest.fixture(scope="module")
+def batched(server: Server) -> Any:
+    """The answers to all prompts, sent as one request."""
+    return server.generate(text=PROMPTS, sampling_params=params())
+
+
+def test_greedy_tokens_are_those_of_transformers_alone_and_batched(
+    server: Server, config: Config, batched: Any
+) -> None:
     expected = greedy(MODEL)
-    batched = server.generate(text=PROMPTS, sampling_params=params())
     assert [answer["output_ids"] for answer in batched] == expected
     alone = [server.generate(text=prompt, sampling_params=params()) for prompt in PROMPTS]
     assert [answer["output_ids"] for answer in alone] == expected
@@ -106,7 +113,7 @@ def test_seeded_sampling_is_the_same_everywhere(server: Server, tmp_path_factory
     assert expected != greedy(MODEL)
 
 
-def test_streamed_text_is_the_text_not_streamed(server: Server) -> None:
+def test_streamed_text_is_the_text_not_streamed(server: Server, batched: Any) -> None:
     def streamed(prompt: str) -> str:
         request = {"text": prompt, "sampling_params": params(), "stream": True}
         text = ""
@@ -116,6 +123,5 @@ def test_streamed_text_is_the_text_not_streamed(server: Server) -> None:
                     text = json.loads(line[len("data: ") :])["text"]
         return text
 
-    whole = [answer["text"] for answer in server.generate(text=PROMPTS, sampling_params=params())]
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        assert list(pool.map(streamed, PROMPTS)) == whole
+        assert list(pool.map(streamed, PROMPTS)) == [answer["text"] for answer in batched]
