@@ -46,16 +46,20 @@ def test_an_idle_server_that_sleeps_uses_almost_nothing(stage: int) -> None:
 
 
 @pytest.mark.stages(3, 4)
-@pytest.mark.parametrize("flags", [(), ("--sleep-on-idle",)], ids=["spinning", "sleeping"])
-def test_ranks_outlive_a_quiet_time_longer_than_their_time_out(
-    stage: int, flags: tuple[str, ...], tmp_path: Path
-) -> None:
-    """Case C04: between requests the ranks keep meeting, so that no collective waits for the next request."""
+def test_ranks_outlive_a_quiet_time_longer_than_their_time_out(stage: int, tmp_path: Path) -> None:
+    """Case C04: between requests the ranks keep meeting, so that no collective waits for the next request.
+
+    A server that sleeps and one that spins pass that time side by side.
+    """
     env = changing("shared.parallel.tp_group", SHORT_TIMEOUT, tmp_path)
-    with Server(stage, "--device", "sim", "--tp-size", "2", *flags, env=env) as server:
-        before = [process.pid for process in server.tree()]
+    flags = ("--device", "sim", "--tp-size", "2")
+    with Server(stage, *flags, "--sleep-on-idle", env=env) as sleeping, Server(stage, *flags, env=env) as spinning:
+        servers = {"sleeping": sleeping, "spinning": spinning}
+        before = {name: [process.pid for process in server.tree()] for name, server in servers.items()}
         time.sleep(IDLE_S)
-        answer = server.generate(text="Good morning", sampling_params={"max_new_tokens": 12, "temperature": 0})
-        assert answer["text"] == SimReference().solo("Good morning", 12).text
-        assert [process.pid for process in server.tree()] == before
-        assert "ERROR" not in server.output
+        expected = SimReference().solo("Good morning", 12).text
+        params = {"max_new_tokens": 12, "temperature": 0}
+        for name, server in servers.items():
+            assert server.generate(text="Good morning", sampling_params=params)["text"] == expected, name
+            assert [process.pid for process in server.tree()] == before[name], name
+            assert "ERROR" not in server.output, name
