@@ -1,0 +1,94 @@
+"""What a step consists of: the parts of each iteration of a scheduler, adding up to its period."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from shared.trace.reader import DEVICE_THREAD, StepSpans, Trace
+
+Kind = Literal["decode", "prefill", "idle"]
+WAITS_FOR_CALL = "wait for call"
+"""The rank's time between two calls: it belongs to whoever calls."""
+WAITS_FOR_RANK = "rpyc wait"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One iteration, times in ns.  `segments` add up to `end_ns - start_ns`.
+
+    In stages 1-3 it is one call of `step`, of `forwards` forwards, with the driver's loop around it.
+    `device_ns` is how much of it the device was busy.
+    """
+
+    kind: Kind
+    running: int
+    forwards: int
+    start_ns: int
+    end_ns: int
+    device_ns: int
+    segments: dict[str, int]
+
+
+def scheduler_titles(trace: Trace) -> list[str]:
+    """The processes that have steps of their own and do not only serve another's, by title."""
+    driven = {step.drives for step in trace.steps}
+    return sorted({step.spans[0].process for step in trace.steps} - driven)
+
+
+def steps(trace: Trace, process_title: str, thread: str | None = None) -> list[Step]:
+    """Every step of the process's loop, in order; `thread` chooses one of several loops (stage 2 with DP)."""
+    mine = [
+        step
+        for step in trace.steps
+        if step.spans[0].process == process_title and thread in (None, step.spans[0].thread)
+    ]
+    drives = next((step.drives for step in mine if step.drives), None)
+    rank = drives or process_title
+    device = [(s.start_ns, s.end_ns) for s in trace.spans if s.process == rank and s.thread == DEVICE_THREAD]
+    calls = [step for step in trace.steps if step.spans[0].process == drives] if drives else []
+    call_starts = [call.end_ns for call in calls]
+    found = []
+    for step in mine:
+        call = None
+        if calls:
+            at = bisect_left(call_starts, step.start_ns)
+            if at < len(calls) and calls[at].end_ns <= step.end_ns:
+                call = calls[at]
+        found.append(_joined(step, call, device))
+    return found
+
+
+def _joined(step: StepSpans, call: StepSpans | None, device: list[tuple[int, int]]) -> Step:
+    """A driver's iteration with what its rank did in it: the rank's parts come out of the driver's wait."""
+    segments: Counter[str] = Counter()
+    for span in step.spans:
+        segments[span.name] += span.end_ns - span.start_ns
+    source = step
+    if call is not None:
+        source = call
+        for span in call.spans:
+            if span.name != WAITS_FOR_CALL:
+                segments[span.name] += span.end_ns - span.start_ns
+                segments[WAITS_FOR_RANK] -= span.end_ns - span.start_ns
+    return Step(
+        cast(Kind, source.kind),
+        source.running,
+        source.forwards,
+        step.start_ns,
+        step.end_ns,
+        _busy(device, step.start_ns, step.end_ns),
+        dict(segments),
+    )
+
+
+def _busy(device: list[tuple[int, int]], start_ns: int, end_ns: int) -> int:
+    """How much of an interval lies in the device's, which are in order and do not overlap."""
+    busy = 0
+    at = max(0, bisect_left(device, (start_ns, 0)) - 1)
+    while at < len(device) and device[at][0] < end_ns:
+        busy += max(0, min(device[at][1], end_ns) - max(device[at][0], start_ns))
+        at += 1
+    return busy
