@@ -6,6 +6,7 @@ ui.perfetto.dev, `summary` adds up the parts of a step.
 
 from shared.trace.reader import Span, Trace, read
 from shared.trace.recorder import (
+    DEVICE_THREAD,
     NullTrack,
     TraceFolderUnusable,
     current_folder,
@@ -17,6 +18,7 @@ from shared.trace.recorder import (
 )
 
 __all__ = [
+    "DEVICE_THREAD",
     "NullTrack",
     "Span",
     "Trace",

@@ -65,7 +65,7 @@ def _events(trace: Trace) -> Iterator[dict[str, Any]]:
                 "name": "request",
                 "cat": "request",
                 "id": flow_id,
-                "ts": (span.start_ns + span.end_ns) / 2000,
+                "ts": span.start_ns / 1000,
                 "pid": span.pid,
                 "tid": threads[span.pid, span.thread],
                 "args": {"rid": rid},
@@ -74,9 +74,9 @@ def _events(trace: Trace) -> Iterator[dict[str, Any]]:
 
 
 def flows(trace: Trace) -> dict[str, list[Span]]:
-    """For each request the spans that carry its id, in the order in which they ended."""
+    """For each request the spans that carry its id, in order."""
     found: defaultdict[str, list[Span]] = defaultdict(list)
-    for span in sorted(trace.spans, key=lambda span: span.end_ns):
+    for span in trace.spans:
         for rid in span.rids:
             found[rid].append(span)
     return {rid: spans for rid, spans in found.items() if len(spans) > 1}

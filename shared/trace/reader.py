@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 from shared.trace.recorder import LENGTH
 
-DEVICE_THREAD = "device"
-
 
 class Span(NamedTuple):
     """One part of one process's time.  Times are CLOCK_MONOTONIC ns; `step` numbers the loop's iterations."""
@@ -76,8 +74,8 @@ def read(folder: str | Path) -> Trace:
             elif kind == "track":
                 drives[rest[0]] = rest[1]
             elif kind == "span":
-                thread, name, start_ns, end_ns, rids, running = rest
-                spans.append(Span(title, pid, thread, name, start_ns, end_ns, None, rids, None, running or None))
+                thread, name, start_ns, end_ns, rids, num_bytes = rest
+                spans.append(Span(title, pid, thread, name, start_ns, end_ns, None, rids, num_bytes, None))
             else:
                 steps.append(_step(title, pid, drives[rest[0]], *rest))
     spans += [span for step in steps for span in step.spans]

@@ -15,13 +15,19 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from shared.messages import TokenizedGenerateReqInput
+
+if TYPE_CHECKING:
+    from shared.scheduling.batch import ScheduleBatch
 
 WRITE_INTERVAL_S: Final = 0.25
 IDLE_SPAN_NS: Final = 250_000_000
 """Empty iterations in a row become one span, of this length at most."""
+
+DEVICE_THREAD: Final = "device"
+"""The track of what the device does, which in `sim` is what it pretends to do."""
 
 LENGTH: Final = struct.Struct("<Q")
 
@@ -36,10 +42,10 @@ class NullTrack:
         """The same, with the ids of the requests among `reqs`."""
 
     def lap_out(self, name: str, outputs: Iterable[Any], num_bytes: int | None = None) -> None:
-        """The same, with the ids of the requests that end in `outputs`."""
+        """The same, with the ids of the requests that begin or end in `outputs`."""
 
-    def batch(self, running: int, is_prefill: bool) -> None:
-        """This iteration runs a forward of `running` requests."""
+    def lap_batch(self, batch: ScheduleBatch | None) -> None:
+        """Ends the part in which the next batch was formed: "prepare batch", or "schedule" if there is none."""
 
     def end_step(self, busy: bool = False) -> None:
         """Ends an iteration.  One without a forward or a request counts as idle unless it was `busy`."""
@@ -49,9 +55,16 @@ class NullTrack:
         return 0
 
     def span(
-        self, name: str, start_ns: int, end_ns: int | None = None, *, rids: Iterable[str] = (), running: int = 0
+        self,
+        name: str,
+        start_ns: int,
+        end_ns: int | None = None,
+        *,
+        rids: Iterable[str] = (),
+        messages: Iterable[Any] = (),
+        num_bytes: int | None = None,
     ) -> None:
-        """A part outside the tiling: from `start_ns` to `end_ns`, by default now."""
+        """A part outside the tiling: from `start_ns` to `end_ns`, by default now; with the requests of `messages`."""
 
 
 class Track(NullTrack):
@@ -75,19 +88,24 @@ class Track(NullTrack):
             self._laps.append((name, time.monotonic_ns(), num_bytes, ()))
 
     def lap_in(self, name: str, reqs: Iterable[Any], num_bytes: int | None = None) -> None:
-        rids = tuple([req.rid for req in reqs if isinstance(req, TokenizedGenerateReqInput)])
+        rids = arrived_rids(reqs)
         self._carries = self._carries or bool(rids)
         self._laps.append((name, time.monotonic_ns(), num_bytes, rids))
 
     def lap_out(self, name: str, outputs: Iterable[Any], num_bytes: int | None = None) -> None:
-        rids = ended_rids(outputs)
+        rids = arrived_rids(outputs) or ended_rids(outputs)
         self._carries = self._carries or bool(rids)
         self._laps.append((name, time.monotonic_ns(), num_bytes, rids))
 
-    def batch(self, running: int, is_prefill: bool) -> None:
-        self._running = running
+    def lap_batch(self, batch: ScheduleBatch | None) -> None:
+        if batch is None:
+            self._laps.append(("schedule", time.monotonic_ns()))
+            return
+        self._running = len(batch.reqs)
         self._forwards += 1
-        self._is_prefill = is_prefill
+        self._is_prefill = batch.is_prefill
+        rids = tuple([req.rid for req in batch.reqs]) if self._is_prefill else ()
+        self._laps.append(("prepare batch", time.monotonic_ns(), None, rids))
 
     def end_step(self, busy: bool = False) -> None:
         laps = self._laps
@@ -120,10 +138,18 @@ class Track(NullTrack):
         return time.monotonic_ns()
 
     def span(
-        self, name: str, start_ns: int, end_ns: int | None = None, *, rids: Iterable[str] = (), running: int = 0
+        self,
+        name: str,
+        start_ns: int,
+        end_ns: int | None = None,
+        *,
+        rids: Iterable[str] = (),
+        messages: Iterable[Any] = (),
+        num_bytes: int | None = None,
     ) -> None:
         end_ns = time.monotonic_ns() if end_ns is None else end_ns
-        self._append(("span", self._thread, name, start_ns, end_ns, tuple(rids), running))
+        rids = (*rids, *arrived_rids(messages), *ended_rids(messages))
+        self._append(("span", self._thread, name, start_ns, end_ns, rids, num_bytes))
 
 
 class Recorder:
@@ -140,7 +166,7 @@ class Recorder:
     def track(self, thread: str, drives: str | None) -> Track:
         """The track of this name, made by the first call."""
         if thread not in self._tracks:
-            self._tracks[thread] = Track(self._records, thread, drives)
+            self._tracks.setdefault(thread, Track(self._records, thread, drives))
         return self._tracks[thread]
 
     def _write_on(self) -> None:
@@ -160,6 +186,11 @@ class Recorder:
             with contextlib.suppress(OSError):  # a full disk costs the trace, not the server
                 self._file.write(LENGTH.pack(len(data)) + data)
                 self._file.flush()
+
+
+def arrived_rids(messages: Iterable[Any]) -> tuple[str, ...]:
+    """The requests that these messages bring."""
+    return tuple([message.rid for message in messages if isinstance(message, TokenizedGenerateReqInput)])
 
 
 def ended_rids(outputs: Iterable[Any]) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from shared.trace.reader import DEVICE_THREAD, StepSpans, Trace
+from shared.trace.reader import StepSpans, Trace
+from shared.trace.recorder import DEVICE_THREAD
 
 Kind = Literal["decode", "prefill", "idle"]
 WAITS_FOR_CALL = "wait for call"
@@ -32,20 +33,24 @@ class Step:
     segments: dict[str, int]
 
 
-def scheduler_titles(trace: Trace) -> list[str]:
-    """The processes that have steps of their own and do not only serve another's, by title."""
+def loops(trace: Trace) -> list[tuple[str, str]]:
+    """Title and thread of every loop, without the ranks that are part of another's."""
     driven = {step.drives for step in trace.steps}
-    return sorted({step.spans[0].process for step in trace.steps} - driven)
+    found = {(step.spans[0].process, step.spans[0].thread) for step in trace.steps}
+    return sorted((title, thread) for title, thread in found if title not in driven)
 
 
 def steps(trace: Trace, process_title: str, thread: str | None = None) -> list[Step]:
-    """Every step of the process's loop, in order; `thread` chooses one of several loops (stage 2 with DP)."""
+    """Every step of the process's loop, in order; `thread` chooses one of several loops (stage 2 with DP).
+
+    In stages 1 and 2 with rpyc `process_title` is the driver's (`stage1: router`), and its rank 0 is added in.
+    """
     mine = [
         step
         for step in trace.steps
         if step.spans[0].process == process_title and thread in (None, step.spans[0].thread)
     ]
-    drives = next((step.drives for step in mine if step.drives), None)
+    drives = mine[0].drives if mine else None
     rank = drives or process_title
     device = [(s.start_ns, s.end_ns) for s in trace.spans if s.process == rank and s.thread == DEVICE_THREAD]
     calls = [step for step in trace.steps if step.spans[0].process == drives] if drives else []
