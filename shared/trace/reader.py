@@ -77,7 +77,7 @@ def read(folder: str | Path) -> Trace:
                 thread, name, start_ns, end_ns, rids, num_bytes = rest
                 spans.append(Span(title, pid, thread, name, start_ns, end_ns, None, rids, num_bytes, None))
             else:
-                steps.append(_step(title, pid, drives[rest[0]], *rest))
+                steps.append(_step(title, pid, drives[rest[0][0]], *rest))
     spans += [span for step in steps for span in step.spans]
     return Trace(processes, sorted(spans, key=_start), sorted(steps, key=_start))
 
@@ -90,17 +90,17 @@ def _step(
     title: str,
     pid: int,
     drives: str | None,
-    thread: str,
-    number: int,
-    kind: str,
-    running: int,
-    forwards: int,
-    start_ns: int,
-    laps: tuple[tuple[Any, ...], ...],
+    head: tuple[str, int, str, int, int, int],
+    laps: tuple[Any, ...],
+    notes: tuple[tuple[int, int | None, tuple[str, ...]], ...],
 ) -> StepSpans:
+    """`laps` are names and ends in turn; a note belongs to the lap that ends at its place among them."""
+    thread, number, kind, running, forwards, start_ns = head
+    noted = {place: (num_bytes, rids) for place, num_bytes, rids in notes}
     spans = []
-    for name, end_ns, *more in laps:
-        num_bytes, rids = more or (None, ())
+    for place in range(2, len(laps) + 1, 2):
+        name, end_ns = laps[place - 2 : place]
+        num_bytes, rids = noted.get(place, (None, ()))
         spans.append(Span(title, pid, thread, name, start_ns, end_ns, number, rids, num_bytes, running or None))
         start_ns = end_ns
     return StepSpans(kind, running, forwards, drives, tuple(spans))

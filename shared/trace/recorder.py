@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
 
 from shared.messages import TokenizedGenerateReqInput
@@ -73,53 +74,57 @@ class Track(NullTrack):
     def __init__(self, records: list[Any], thread: str, drives: str | None) -> None:
         self._append = records.append
         self._thread = thread
-        self._laps: list[tuple[Any, ...]] = []
+        # Flat, because the garbage collector would follow a tuple a lap.
+        self._laps: list[Any] = []
+        self._notes: list[tuple[int, int | None, tuple[str, ...]]] = []
         self._step = 0
         self._running = self._forwards = 0
         self._is_prefill = self._carries = False
-        self._start_ns = time.monotonic_ns()
+        self._start_ns = monotonic_ns()
         self._idle_since_ns = 0
         self._append(("track", thread, drives))
 
     def lap(self, name: str, num_bytes: int | None = None) -> None:
-        if num_bytes is None:
-            self._laps.append((name, time.monotonic_ns()))
-        else:
-            self._laps.append((name, time.monotonic_ns(), num_bytes, ()))
+        self._laps += (name, monotonic_ns())
+        if num_bytes is not None:
+            self._notes.append((len(self._laps), num_bytes, ()))
 
     def lap_in(self, name: str, reqs: Iterable[Any], num_bytes: int | None = None) -> None:
-        rids = arrived_rids(reqs)
-        self._carries = self._carries or bool(rids)
-        self._laps.append((name, time.monotonic_ns(), num_bytes, rids))
+        self._laps += (name, monotonic_ns())
+        self._note(arrived_rids(reqs), num_bytes)
 
     def lap_out(self, name: str, outputs: Iterable[Any], num_bytes: int | None = None) -> None:
-        rids = arrived_rids(outputs) or ended_rids(outputs)
-        self._carries = self._carries or bool(rids)
-        self._laps.append((name, time.monotonic_ns(), num_bytes, rids))
+        self._laps += (name, monotonic_ns())
+        self._note(arrived_rids(outputs) or ended_rids(outputs), num_bytes)
 
     def lap_batch(self, batch: ScheduleBatch | None) -> None:
         if batch is None:
-            self._laps.append(("schedule", time.monotonic_ns()))
+            self._laps += ("schedule", monotonic_ns())
             return
+        self._laps += ("prepare batch", monotonic_ns())
         self._running = len(batch.reqs)
         self._forwards += 1
-        self._is_prefill = batch.is_prefill
-        rids = tuple([req.rid for req in batch.reqs]) if self._is_prefill else ()
-        self._laps.append(("prepare batch", time.monotonic_ns(), None, rids))
+        if batch.is_prefill:
+            self._is_prefill = True
+            self._note(tuple([req.rid for req in batch.reqs]), None)
+
+    def _note(self, rids: tuple[str, ...], num_bytes: int | None) -> None:
+        if rids or num_bytes is not None:
+            self._notes.append((len(self._laps), num_bytes, rids))
+            self._carries = self._carries or bool(rids)
 
     def end_step(self, busy: bool = False) -> None:
         laps = self._laps
         if not laps:
             return
-        end_ns: int = laps[-1][1]
+        end_ns: int = laps[-1]
         if busy or self._forwards or self._carries:
             if self._idle_since_ns:
                 self._end_idle(self._start_ns)
             kind = "prefill" if self._is_prefill else "decode" if self._forwards else "idle"
             self._step += 1
-            self._append(
-                ("step", self._thread, self._step, kind, self._running, self._forwards, self._start_ns, tuple(laps))
-            )
+            head = (self._thread, self._step, kind, self._running, self._forwards, self._start_ns)
+            self._append(("step", head, tuple(laps), tuple(self._notes)))
             self._running = self._forwards = 0
             self._is_prefill = self._carries = False
         else:
@@ -128,14 +133,16 @@ class Track(NullTrack):
                 self._end_idle(end_ns)
         self._start_ns = end_ns
         laps.clear()
+        self._notes.clear()
 
     def _end_idle(self, end_ns: int) -> None:
         self._step += 1
-        self._append(("step", self._thread, self._step, "idle", 0, 0, self._idle_since_ns, (("idle", end_ns),)))
+        head = (self._thread, self._step, "idle", 0, 0, self._idle_since_ns)
+        self._append(("step", head, ("idle", end_ns), ()))
         self._idle_since_ns = 0
 
     def now(self) -> int:
-        return time.monotonic_ns()
+        return monotonic_ns()
 
     def span(
         self,
@@ -147,7 +154,7 @@ class Track(NullTrack):
         messages: Iterable[Any] = (),
         num_bytes: int | None = None,
     ) -> None:
-        end_ns = time.monotonic_ns() if end_ns is None else end_ns
+        end_ns = monotonic_ns() if end_ns is None else end_ns
         rids = (*rids, *arrived_rids(messages), *ended_rids(messages))
         self._append(("span", self._thread, name, start_ns, end_ns, rids, num_bytes))
 

@@ -53,15 +53,12 @@ def steps(trace: Trace, process_title: str, thread: str | None = None) -> list[S
     drives = mine[0].drives if mine else None
     rank = drives or process_title
     device = [(s.start_ns, s.end_ns) for s in trace.spans if s.process == rank and s.thread == DEVICE_THREAD]
-    calls = [step for step in trace.steps if step.spans[0].process == drives] if drives else []
-    call_starts = [call.end_ns for call in calls]
+    calls = [step for step in trace.steps if step.forwards and step.spans[0].process == drives]
+    call_ends = [call.end_ns for call in calls]
     found = []
     for step in mine:
-        call = None
-        if calls:
-            at = bisect_left(call_starts, step.start_ns)
-            if at < len(calls) and calls[at].end_ns <= step.end_ns:
-                call = calls[at]
+        at = bisect_left(call_ends, step.start_ns)
+        call = calls[at] if at < len(calls) and call_ends[at] <= step.end_ns else None
         found.append(_joined(step, call, device))
     return found
 
