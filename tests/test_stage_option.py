@@ -31,7 +31,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
         if package != "stage2_static_dp":
             (pytester.path / package / "server.py").touch()
     tests = pytester.mkdir("tests")
-    shutil.copy(Path(__file__).with_name("conftest.py"), tests)
+    shutil.copy(Path(__file__).parents[1] / "conftest.py", pytester.path)
     (tests / "test_it.py").write_text(TESTS)
     pytester.makeini("[pytest]\nmarkers = stages")
     return pytester

@@ -6,7 +6,7 @@ import os
 import textwrap
 from pathlib import Path
 
-from tests.conftest import ROOT
+from conftest import ROOT
 
 _SITECUSTOMIZE = """
 import importlib.abc

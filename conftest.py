@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ALL_STAGES = (1, 2, 3, 4)
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent
 
 
 def existing_stages() -> list[int]:
