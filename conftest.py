@@ -50,7 +50,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects the tests of other stages only."""
     selected = selected_stages(config)
-    kept, deselected = [], []
+    kept: list[pytest.Item] = []
+    deselected: list[pytest.Item] = []
     for item in items:
         stages = _stages_of(item)
         wanted = stages is None or any(stage in selected for stage in stages)
