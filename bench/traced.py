@@ -1,40 +1,41 @@
-"""Figures read off a server's trace: the steps of rank 0 in a span of time."""
+"""Figures read off a server's trace: the steps of the first replica in a span of time."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from shared.trace.summary import Step, steps
+import numpy.typing as npt
+from shared.trace.summary import Step, scheduler_titles, steps
 
-from bench.plan import Figures, Setup
+from bench.plan import Figures
 from shared import trace
 
 
-def steps_between(trace_dir: Path, setup: Setup, start_ns: int, end_ns: int) -> list[Step]:
-    """The steps of the first replica's rank 0 that began and ended in `[start_ns, end_ns]` (monotonic clock)."""
-    found = steps(trace.read(trace_dir), stepping_process(setup))
-    return [step for step in found if start_ns <= step.start_ns and step.end_ns <= end_ns]
+def steps_between(trace_dir: Path, start_ns: int, end_ns: int) -> list[Step]:
+    """The first replica's steps that began and ended in `[start_ns, end_ns]` (CLOCK_MONOTONIC)."""
+    return [step for step in _steps(trace_dir) if start_ns <= step.start_ns and step.end_ns <= end_ns]
 
 
-def stepping_process(setup: Setup) -> str:
-    """The title of the process whose loop makes the steps of the first replica."""
-    replica = "DP0 " if setup.dp > 1 else ""
-    if setup.stage == 4:
-        return f"stage4: scheduler {replica}TP0"
-    raise NotImplementedError(setup.stage)
+@functools.lru_cache(maxsize=1)
+def _steps(trace_dir: Path) -> list[Step]:
+    found = trace.read(trace_dir)
+    title = scheduler_titles(found)[0]
+    thread = min(step.spans[0].thread for step in found.steps if step.spans[0].process == title)
+    return steps(found, title, thread)
 
 
-def per_forward_us(steps: Sequence[Step]) -> np.ndarray:
+def per_forward_us(found: Sequence[Step]) -> npt.NDArray[np.float64]:
     """Microseconds of each step over the forwards in it."""
-    return np.array([(step.end_ns - step.start_ns) / 1e3 / step.forwards for step in steps])
+    return np.array([(step.end_ns - step.start_ns) / 1e3 / step.forwards for step in found])
 
 
-def segments_us(steps: Sequence[Step], per: float) -> Figures:
+def segments_us(found: Sequence[Step], per: float) -> Figures:
     """Microseconds in each segment, all steps together, over `per`."""
     totals: dict[str, int] = {}
-    for step in steps:
+    for step in found:
         for name, spent_ns in step.segments.items():
             totals[name] = totals.get(name, 0) + spent_ns
-    return {f"segment_{name}_us": spent_ns / 1e3 / per for name, spent_ns in totals.items()}
+    return {f"segment_{name.replace(' ', '_')}_us": spent_ns / 1e3 / per for name, spent_ns in totals.items()}

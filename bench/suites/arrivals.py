@@ -16,7 +16,6 @@ from bench.traced import steps_between
 BACKGROUND = 8
 BACKGROUND_TOKENS = 3900
 PROMPT_TOKENS = 16
-REPEATS = 5
 QUIET_S = 0.03
 
 
@@ -27,14 +26,14 @@ def cases(plan: Plan) -> list[Case]:
             continue
         for arriving in (0, 1, 16, 64):
             what = {**setups.what(setup), "arriving": arriving, "running": BACKGROUND}
-            run = functools.partial(measure, arriving=arriving)
+            run = functools.partial(measure, arriving=arriving, repeats=8 if plan.full else 3)
             found.append(Case("arrivals", f"stage{setup.stage}", what, run, setup))
     return found
 
 
-def measure(server: LiveServer, arriving: int) -> Pending:
+def measure(server: LiveServer, arriving: int, repeats: int) -> Pending:
     windows = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         with server.background(BACKGROUND, BACKGROUND_TOKENS):
             start_ns = time.monotonic_ns()
             time.sleep(QUIET_S)
@@ -51,8 +50,8 @@ def figures(trace_dir: Path, *, setup: Setup, arriving: int, windows: list[tuple
     """Medians over the repeats.  `extra` is what the steps took beyond as many decode forwards before the arrival."""
     extra, longest = [], []
     for start_ns, sent_ns, end_ns in windows:
-        before = steps_between(trace_dir, setup, start_ns, sent_ns)
-        meanwhile = steps_between(trace_dir, setup, sent_ns, end_ns)
+        before = steps_between(trace_dir, start_ns, sent_ns)
+        meanwhile = steps_between(trace_dir, sent_ns, end_ns)
         usual = [(step.end_ns - step.start_ns) / step.forwards for step in before if step.kind == "decode"]
         if not usual or not meanwhile:
             raise RuntimeError(f"{setup.name}: no step before or during an arrival")

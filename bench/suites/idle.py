@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 from bench.live_server import LiveServer
 from bench.plan import Case, Figures, Plan, Setup
 from bench.suites import setups
 
-SETTLE_S = 0.5
+SETTLE_S = 0.3
 
 
 def cases(plan: Plan) -> list[Case]:
@@ -20,11 +21,12 @@ def cases(plan: Plan) -> list[Case]:
                 if sleeps:
                     setup = Setup(stage, tp, decode_ms=8, variant="sleep_on_idle", flags=("--sleep-on-idle",))
                 what = {**setups.what(setup), "sleep_on_idle": sleeps}
-                found.append(Case("idle", f"stage{stage}", what, measure, setup, rounds=None if plan.full else 1))
+                run = functools.partial(measure, seconds=5.0 if plan.full else 1.5)
+                found.append(Case("idle", f"stage{stage}", what, run, setup, rounds=None if plan.full else 1))
     return found
 
 
-def measure(server: LiveServer, seconds: float = 2.0) -> Figures:
+def measure(server: LiveServer, seconds: float) -> Figures:
     server.generate(server.fresh_prompts(1, 16), 4)
     time.sleep(SETTLE_S)
     processes = server.processes()

@@ -25,7 +25,7 @@ def cases(plan: Plan) -> list[Case]:
             for kib in KIB:
                 what = {**setups.what(setup), **({"codec": codec} if codec else {}), "image_kib": kib}
                 run = functools.partial(measure, kib=kib, repeats=_repeats(kib, plan.full))
-                found.append(Case("payload", f"stage{stage}", what, run, setup))
+                found.append(Case("payload", f"stage{stage}", what, run, setup, rounds=None if plan.full else 1))
     return found
 
 
@@ -55,12 +55,12 @@ def measure(server: LiveServer, kib: int, repeats: int) -> Pending:
         server.generate(prompts, 1, picture)
         latencies.append((time.perf_counter() - sent) * 1e3)
     end_ns = time.monotonic_ns()
-    return functools.partial(figures, setup=server.setup, latencies=latencies, start_ns=start_ns, end_ns=end_ns)
+    return functools.partial(figures, latencies=latencies, start_ns=start_ns, end_ns=end_ns)
 
 
-def figures(trace_dir: Path, *, setup: Setup, latencies: list[float], start_ns: int, end_ns: int) -> Figures:
+def figures(trace_dir: Path, *, latencies: list[float], start_ns: int, end_ns: int) -> Figures:
     """Latency as the client sees it; segments of the steps that had a request, by request."""
-    working = [step for step in steps_between(trace_dir, setup, start_ns, end_ns) if step.forwards]
+    working = [step for step in steps_between(trace_dir, start_ns, end_ns) if step.forwards]
     return {
         "latency_ms_mean": float(np.mean(latencies)),
         "latency_ms_p50": float(np.median(latencies)),

@@ -15,7 +15,7 @@ def steady(plan: Plan) -> list[Setup]:
                 continue
             for decode_ms in (0.0, 8.0) if plan.full and dp == 1 else (0.0,):
                 found.append(Setup(stage, tp, dp, decode_ms=decode_ms, traced=True))
-                if stage == 4:
+                if stage == 4 and (plan.full or dp == 1):
                     found.append(in_turn(tp, dp, decode_ms))
         if plan.full:
             found.append(Setup(stage, device="cpu", traced=True))

@@ -53,7 +53,7 @@ def measure(server: LiveServer, running: int, new_tokens: int) -> Pending:
 
 def figures(trace_dir: Path, *, setup: Setup, running: int, start_ns: int, end_ns: int) -> Figures:
     """Of one decode forward.  `overhead` is the period less the device's time."""
-    found = steps_between(trace_dir, setup, start_ns, end_ns)
+    found = steps_between(trace_dir, start_ns, end_ns)
     steady = [step for step in found if step.kind == "decode" and step.running == running]
     if not steady:
         raise RuntimeError(f"{setup.name}: no step had all {running} requests running")
