@@ -148,8 +148,8 @@ class _Run:
         case = result.case
         if isinstance(result, Failed):
             self.failed += 1
-            problem = str(result.error).strip().splitlines() or [repr(result.error)]
-            console.print(f"[red]failed[/red] {escape(case.key)}: {escape(problem[-1])}")
+            problem = str(result.error).strip().splitlines()[-1:] or [type(result.error).__name__]
+            console.print(f"[red]failed[/red] {escape(case.key)}: {escape(problem[0])}", soft_wrap=True)
             return
         command = f"pytest bench --bench-profile={self.profile} -k {case.test_id}"
         self.results.records.append(

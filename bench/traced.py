@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from shared.trace.summary import Step, scheduler_titles, steps
 
 from bench.plan import Figures
 from shared import trace
+from shared.trace.summary import Step, scheduler_titles, steps
 
 
 def steps_between(trace_dir: Path, start_ns: int, end_ns: int) -> list[Step]:
