@@ -1,15 +1,25 @@
-"""Each transport alone, for the stages' transports to be held against.
+"""Each transport alone, and what it costs inside the stage that has it: the second should be near the first.
 
-Nothing is measured on a server here: what the stages take is in `step_overhead` (nothing arrives in a steady step) and
-in `payload`, of the same run.
+The stage's figure is read off the steps of one request, in which nothing arrives: all segments of the transport, as
+often as it is called.  `step_overhead` and `payload` have the same segments under load.
 """
 
 from __future__ import annotations
 
 import functools
+import time
+from pathlib import Path
 
 from bench import bare_loops
-from bench.plan import Case, Figures, Plan, What
+from bench.live_server import LiveServer
+from bench.plan import Case, Figures, Pending, Plan, Setup, What
+from bench.suites import setups
+from bench.suites.payload import BUFFER
+from bench.traced import steps_between
+
+SEGMENTS = {"rpyc": ("rpyc call", "rpyc wait", "obtain"), "gloo": ("broadcast",)}
+GOAL = 1.3
+"""A stage's transport should not cost more than this times the bare loop, mean over mean."""
 
 
 def cases(plan: Plan) -> list[Case]:
@@ -18,15 +28,29 @@ def cases(plan: Plan) -> list[Case]:
     found = []
     for arriving, kib in loads:
         for transport, ranks in _transports(plan.full, hops=arriving > 0):
-            what: What = {
-                "transport": transport,
-                "ranks": ranks,
-                "arriving": arriving,
-                "image_kib": kib,
-            }
             run = functools.partial(measure, transport, ranks, counts[kib > 0], arriving, kib)
-            found.append(Case("floors", "bare", what, run, rounds=1 if kib and not plan.full else None))
+            rounds = 1 if kib and not plan.full else None
+            found.append(Case("floors", "bare", _what(transport, ranks, arriving, kib), run, rounds=rounds))
+    for setup, transport, ranks in _stages():
+        if setup.stage in plan.stages:
+            run_on = functools.partial(measure_stage, transport=transport)
+            found.append(Case("floors", f"stage{setup.stage}", _what(transport, ranks, 0, 0), run_on, setup))
     return found
+
+
+def _what(transport: str, ranks: int, arriving: int, image_kib: int) -> What:
+    return {"transport": transport, "ranks": ranks, "arriving": arriving, "image_kib": image_kib}
+
+
+def _stages() -> list[tuple[Setup, str, int]]:
+    """The servers whose steps have a transport in them, with its name and the number of ranks it reaches."""
+    return [
+        (Setup(1, 2, traced=True), "rpyc", 2),
+        (Setup(2, 2, traced=True), "rpyc", 2),
+        (Setup(3, 2, traced=True), "gloo list", 2),
+        (BUFFER, "gloo buffer", 2),
+        (setups.in_turn(2, 1, 0.0), "gloo peers", 2),
+    ]
 
 
 def _transports(full: bool, *, hops: bool) -> list[tuple[str, int]]:
@@ -47,3 +71,21 @@ def measure(transport: str, ranks: int, count: int, arriving: int, kib: int) -> 
     if transport == "mp queue":
         return bare_loops.mp_queue_hop(count, reqs)
     return bare_loops.gloo_broadcast(ranks, transport.partition(" ")[2], count, reqs)
+
+
+def measure_stage(server: LiveServer, transport: str, new_tokens: int = 400) -> Pending:
+    prompts = server.fresh_prompts(1, 128)
+    start_ns = time.monotonic_ns()
+    server.generate(prompts, new_tokens)
+    end_ns = time.monotonic_ns()
+    return functools.partial(figures, transport=transport, start_ns=start_ns, end_ns=end_ns)
+
+
+def figures(trace_dir: Path, *, transport: str, start_ns: int, end_ns: int) -> Figures:
+    """Of the transport in one step, in microseconds."""
+    steady = [step for step in steps_between(trace_dir, start_ns, end_ns) if step.kind == "decode"]
+    names = SEGMENTS[transport.partition(" ")[0]]
+    calls = [sum(step.segments.get(name, 0) for name in names) for step in steady]
+    if not any(calls):
+        raise RuntimeError(f"no step had a segment of {transport}")
+    return bare_loops.figures(calls)

@@ -16,6 +16,7 @@ from bench.traced import segments_us, steps_between
 
 KIB = (0, 64, 1024, 4096)
 PROMPT_TOKENS = 64
+BUFFER = Setup(3, 2, variant="buffer", flags=("--broadcast-codec", "buffer"), traced=True)
 
 
 def cases(plan: Plan) -> list[Case]:
@@ -33,10 +34,7 @@ def _setups(stage: int) -> list[tuple[Setup, str]]:
     plain = setups.in_turn(2, 1, 0.0) if stage == 4 else Setup(stage, 2, traced=True)
     if stage != 3:
         return [(plain, "")]
-    return [
-        (plain, "list"),
-        (Setup(3, 2, variant="buffer", flags=("--broadcast-codec", "buffer"), traced=True), "buffer"),
-    ]
+    return [(plain, "list"), (BUFFER, "buffer")]
 
 
 def _repeats(kib: int, full: bool) -> int:
