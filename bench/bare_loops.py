@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,8 @@ from shared.messages import SamplingParams, SchedulerInput, TokenizedGenerateReq
 
 WARM_UP = 5
 Requests = list[SchedulerInput]
-_context = multiprocessing.get_context("spawn")
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch.distributed", "stage3_broadcast.tp_worker"])  # once, and not in every process
 
 
 def requests(count: int, payload_bytes: int = 0) -> Requests:
@@ -62,7 +63,7 @@ def _timed(call: Callable[[], object], count: int) -> list[int]:
 @contextlib.contextmanager
 def _processes(targets: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> Iterator[list[Connection]]:
     """Each target in a process of its own, called with its arguments and a pipe; they are ended on leaving."""
-    started: list[tuple[SpawnProcess, Connection]] = []
+    started: list[tuple[ForkServerProcess, Connection]] = []
     try:
         for target, args in targets:
             ours, theirs = _context.Pipe()

@@ -22,9 +22,12 @@ def steps_between(trace_dir: Path, start_ns: int, end_ns: int) -> list[Step]:
 @functools.lru_cache(maxsize=1)
 def _steps(trace_dir: Path) -> list[Step]:
     found = trace.read(trace_dir)
-    title = scheduler_titles(found)[0]
-    thread = min(step.spans[0].thread for step in found.steps if step.spans[0].process == title)
-    return steps(found, title, thread)
+    loops = {(step.spans[0].process, step.spans[0].thread) for step in found.steps}
+    for title, thread in sorted(loop for loop in loops if loop[0] in scheduler_titles(found)):
+        its_steps = steps(found, title, thread)
+        if any(step.forwards for step in its_steps):
+            return its_steps
+    raise RuntimeError(f"{trace_dir} has no steps with a forward")
 
 
 def per_forward_us(found: Sequence[Step]) -> npt.NDArray[np.float64]:

@@ -52,12 +52,12 @@ def figures(trace_dir: Path, *, setup: Setup, arriving: int, windows: list[tuple
     for start_ns, sent_ns, end_ns in windows:
         before = steps_between(trace_dir, start_ns, sent_ns)
         meanwhile = steps_between(trace_dir, sent_ns, end_ns)
-        usual = [(step.end_ns - step.start_ns) / step.forwards for step in before if step.kind == "decode"]
+        usual = [(step.end_ns - step.start_ns) / step.forwards for step in before if step.forwards]
         if not usual or not meanwhile:
             raise RuntimeError(f"{setup.name}: no step before or during an arrival")
         decodes = sum(step.forwards for step in meanwhile if step.kind == "decode")
         took = sum(step.end_ns - step.start_ns for step in meanwhile)
-        extra.append((took - decodes * float(np.median(usual))) / 1e3)
+        extra.append((took - decodes * float(np.mean(usual))) / 1e3)
         longest.append(max(step.end_ns - step.start_ns for step in meanwhile) / 1e3)
     return {
         "extra_us_median": float(np.median(extra)),

@@ -73,7 +73,7 @@ def measure(transport: str, ranks: int, count: int, arriving: int, kib: int) -> 
     return bare_loops.gloo_broadcast(ranks, transport.partition(" ")[2], count, reqs)
 
 
-def measure_stage(server: LiveServer, transport: str, new_tokens: int = 400) -> Pending:
+def measure_stage(server: LiveServer, transport: str, new_tokens: int = 1500) -> Pending:
     prompts = server.fresh_prompts(1, 128)
     start_ns = time.monotonic_ns()
     server.generate(prompts, new_tokens)

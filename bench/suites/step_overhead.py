@@ -24,7 +24,7 @@ def cases(plan: Plan) -> list[Case]:
     for setup in setups.steady(plan):
         for running in _running(setup, plan.full):
             what = {**setups.what(setup), "running": running}
-            run = functools.partial(measure, running=running, new_tokens=_new_tokens(setup))
+            run = functools.partial(measure, running=running, new_tokens=_new_tokens(setup, running))
             found.append(Case("step_overhead", f"stage{setup.stage}", what, run, setup))
     return found
 
@@ -36,11 +36,11 @@ def _running(setup: Setup, full: bool) -> tuple[int, ...]:
     return (1, 8, 32, 64, 256) if full else (1, 32)
 
 
-def _new_tokens(setup: Setup) -> int:
-    """A second or two of steady steps."""
+def _new_tokens(setup: Setup, running: int) -> int:
+    """Enough for a second or so of steady steps, and not more than the pool holds."""
     if setup.device != "sim":
         return 32
-    return 120 if setup.decode_ms else 400
+    return 120 if setup.decode_ms else 2000 if running <= 64 else 600
 
 
 def measure(server: LiveServer, running: int, new_tokens: int) -> Pending:
