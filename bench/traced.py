@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from bench.plan import Figures
 from shared import trace
-from shared.trace.summary import Step, scheduler_titles, steps
+from shared.trace.summary import Step, loops, steps
 
 
 def steps_between(trace_dir: Path, start_ns: int, end_ns: int) -> list[Step]:
@@ -22,8 +22,7 @@ def steps_between(trace_dir: Path, start_ns: int, end_ns: int) -> list[Step]:
 @functools.lru_cache(maxsize=1)
 def _steps(trace_dir: Path) -> list[Step]:
     found = trace.read(trace_dir)
-    loops = {(step.spans[0].process, step.spans[0].thread) for step in found.steps}
-    for title, thread in sorted(loop for loop in loops if loop[0] in scheduler_titles(found)):
+    for title, thread in loops(found):
         its_steps = steps(found, title, thread)
         if any(step.forwards for step in its_steps):
             return its_steps
