@@ -19,10 +19,17 @@ def steps_between(trace_dir: Path, start_ns: int, end_ns: int) -> list[Step]:
     return [step for step in _steps(trace_dir) if start_ns <= step.start_ns and step.end_ns <= end_ns]
 
 
+def steps_during(trace_dir: Path, start_ns: int, end_ns: int) -> list[Step]:
+    """The first replica's steps of which any part lies in `[start_ns, end_ns]`."""
+    return [step for step in _steps(trace_dir) if start_ns < step.end_ns and step.start_ns < end_ns]
+
+
 @functools.lru_cache(maxsize=1)
 def _steps(trace_dir: Path) -> list[Step]:
+    """The steps of the loop that drives rank 0 of the first replica, or is it."""
     found = trace.read(trace_dir)
-    for title, thread in loops(found):
+    drivers = {(step.spans[0].process, step.spans[0].thread) for step in found.steps if step.drives}
+    for title, thread in sorted(loops(found), key=lambda loop: (loop not in drivers, loop)):
         its_steps = steps(found, title, thread)
         if any(step.forwards for step in its_steps):
             return its_steps

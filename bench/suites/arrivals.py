@@ -11,7 +11,7 @@ import numpy as np
 from bench.live_server import LiveServer
 from bench.plan import Case, Figures, Pending, Plan, Setup
 from bench.suites import setups
-from bench.traced import steps_between
+from bench.traced import steps_between, steps_during
 
 BACKGROUND = 8
 BACKGROUND_TOKENS = 3900
@@ -51,7 +51,7 @@ def figures(trace_dir: Path, *, setup: Setup, arriving: int, windows: list[tuple
     extra, longest = [], []
     for start_ns, sent_ns, end_ns in windows:
         before = steps_between(trace_dir, start_ns, sent_ns)
-        meanwhile = steps_between(trace_dir, sent_ns, end_ns)
+        meanwhile = steps_during(trace_dir, sent_ns, end_ns)
         usual = [(step.end_ns - step.start_ns) / step.forwards for step in before if step.forwards]
         if not usual or not meanwhile:
             raise RuntimeError(f"{setup.name}: no step before or during an arrival")
