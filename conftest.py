@@ -1,18 +1,10 @@
-"""`--stage` picks whose tests run; tests of what all stages share always run."""
+"""`--stage` picks whose tests run, here and in `bench/`; tests of what all stages share always run."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-ALL_STAGES = (1, 2, 3, 4)
-ROOT = Path(__file__).parent
-
-
-def existing_stages() -> list[int]:
-    """The stages that have a server."""
-    return [stage for stage in ALL_STAGES if list(ROOT.glob(f"stage{stage}_*/server.py"))]
+from tests.conftest import ALL_STAGES, existing_stages
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
+from tests.conftest import ROOT
 from tests.server.process import Server
 from tests.server.trees import module_of, planned_tree
 

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from conftest import ROOT
+from tests.conftest import ROOT
 from tests.server.process import wait_gone
 
 SELECTION = ("--stage", "4", "--suite", "idle", "--rounds", "1")

@@ -6,7 +6,7 @@ import os
 import textwrap
 from pathlib import Path
 
-from conftest import ROOT
+from tests.conftest import ROOT
 
 _SITECUSTOMIZE = """
 import importlib.abc

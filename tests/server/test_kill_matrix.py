@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from conftest import existing_stages
 from shared.launch.http_socket import bind_http_socket
+from tests.conftest import existing_stages
 from tests.server.process import Server, title, wait_gone
 from tests.server.streams import CLOSED, ERROR, FINISHED, Streams
 from tests.server.trees import one_of_each_role, planned_tree, titles, widest_flags

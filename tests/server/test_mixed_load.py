@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from bench.sim_reference import SimReference
-from conftest import existing_stages
+from tests.conftest import existing_stages
 from tests.server.process import Server, title
 from tests.server.trees import widest_flags
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import psutil
 
-from conftest import ROOT
 from shared.launch.process_tree import format_tree
+from tests.conftest import ROOT
 from tests.server.process import Server, title
 from tests.server.trees import has_replicas, module_of, planned_tree, titles, widest_flags
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conftest import existing_stages
+from tests.conftest import existing_stages
 from tests.server.process import Server
 from tests.server.reference import NEW_TOKENS, PROMPTS, greedy, sampled
 

@@ -6,10 +6,10 @@ import importlib
 import re
 from collections.abc import Iterator
 
-from conftest import ROOT
 from shared.launch.process_tree import ProcessNode
 from shared.launch.stage import Stage
 from shared.server_args import parse_server_args
+from tests.conftest import ROOT
 
 
 def module_of(number: int) -> str:
