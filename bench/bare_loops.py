@@ -27,7 +27,7 @@ from bench.plan import Figures
 from shared.launch.rpyc_transport import connect, serve
 from shared.messages import SamplingParams, SchedulerInput, TokenizedGenerateReqInput
 
-WARM_UP = 5
+WARM_UP = 3
 Requests = list[SchedulerInput]
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch.distributed", "stage3_broadcast.tp_worker"])  # once, and not in every process

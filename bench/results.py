@@ -12,11 +12,13 @@ FORMAT = "process-eras-bench/1"
 
 
 class BadResults(Exception):
-    pass
+    """A file that is not whole results of this benchmark; the message is one line that names it."""
 
 
 @dataclass
 class Record:
+    """The figures of one case in one round.  `stage` is `stage1` to `stage4`, `bare` or a peer; `round` counts from 0."""
+
     suite: str
     stage: str
     case: dict[str, Any]
@@ -29,6 +31,8 @@ class Record:
 
 @dataclass
 class Results:
+    """A run.  `finished` is None while something is missing."""
+
     profile: str
     machine: dict[str, Any]
     versions: dict[str, str]
@@ -39,16 +43,18 @@ class Results:
 
 
 def load(path: Path) -> Results:
+    """The results in `path`.  Raises `BadResults`."""
     try:
         data = json.loads(path.read_text())
         if data.pop("format") != FORMAT:
-            raise ValueError("format")
+            raise ValueError(f"its format is not {FORMAT}")
         return Results(**{**data, "records": [Record(**record) for record in data["records"]]})
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadResults(f"{path}: {error}") from error
+        raise BadResults(f"{path} is not a whole results file: {error!r}") from error
 
 
 def save(results: Results, path: Path) -> None:
+    """Replaces the file at once, so that an interruption leaves the old one or the new one."""
     temporary = path.with_name(path.name + ".part")
     temporary.write_text(json.dumps({"format": FORMAT, **asdict(results)}))
     os.replace(temporary, path)

@@ -32,7 +32,7 @@ def cases(plan: Plan) -> list[Case]:
                 setup = Setup(stage, 1, dp, decode_ms=4, variant=method, flags=flags)
                 for skewed in (False, True) if plan.full else (True,):
                     what = {"dp": dp, "method": method, "load": "skewed" if skewed else "even"}
-                    run = functools.partial(measure, skewed=skewed, seconds=10.0 if plan.full else 2.0)
+                    run = functools.partial(measure, skewed=skewed, seconds=10.0 if plan.full else 1.0)
                     rounds = None if plan.full else 1
                     found.append(Case("dispatch", f"stage{stage}", what, run, setup, rounds))
     return found

@@ -21,7 +21,7 @@ def cases(plan: Plan) -> list[Case]:
                 if sleeps:
                     setup = Setup(stage, tp, decode_ms=8, variant="sleep_on_idle", flags=("--sleep-on-idle",))
                 what = {**setups.what(setup), "sleep_on_idle": sleeps}
-                run = functools.partial(measure, seconds=5.0 if plan.full else 1.5)
+                run = functools.partial(measure, seconds=5.0 if plan.full else 1.0)
                 found.append(Case("idle", f"stage{stage}", what, run, setup, rounds=None if plan.full else 1))
     return found
 

@@ -37,7 +37,7 @@ def prompt(i: int) -> str:
 
 
 def cases(plan: Plan) -> list[Case]:
-    loads = [Load(rate, 20) for rate in (2, 8, 16, 32)] if plan.full else [Load(8, 2), Load(24, 2)]
+    loads = [Load(rate, 20) for rate in (2, 8, 16, 32)] if plan.full else [Load(8, 1.5), Load(24, 1.5)]
     found = []
     for load in loads:
         limit = {"rate": load.rate, "ttft_limit_ms": TTFT_LIMIT_MS, "tpot_limit_ms": TPOT_LIMIT_MS}

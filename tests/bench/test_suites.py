@@ -11,7 +11,8 @@ import pytest
 from bench import bare_loops
 from bench.live_server import LiveServer
 from bench.load import Hit, LoadResult, poisson
-from bench.plan import Plan, Setup
+from bench.plan import Case, Plan, Setup
+from bench.runner import Failed, Measured, measure_unit
 from bench.suites import serving
 from tests.server.process import Server
 
@@ -77,3 +78,27 @@ def test_the_bare_loops_carry_requests() -> None:
     for figures in measured:
         assert all(math.isfinite(value) and value > 0 for value in figures.values())
         assert figures["call_us_median"] <= figures["call_us_p99"]
+
+
+@pytest.mark.parametrize("stage", [1, 3], ids=["a driver with its rank", "a rank that drives"])
+def test_the_segments_of_a_step_add_up_to_its_period(stage: int) -> None:
+    setup = Setup(stage, 2, traced=True)
+    cases = [case for unit in Plan(stages=(stage,), suites=("step_overhead", "arrivals")).units() for case in unit]
+    done: list[Measured | Failed] = []
+    measure_unit([case for case in cases if case.setup == setup], done.append)
+    measured = {result.case.key: result.figures for result in done if isinstance(result, Measured)}
+    assert len(measured) == len(done) == 6, done
+    for key, figures in measured.items():
+        if key.startswith("step_overhead"):
+            parts = sum(value for name, value in figures.items() if name.startswith("segment_"))
+            assert parts == pytest.approx(figures["period_us_mean"], rel=0.05)
+            assert figures["forwards"] > 1000
+
+
+def test_a_server_that_does_not_start_fails_its_cases_and_no_more() -> None:
+    broken = Setup(4, tp=999)
+    case = Case("start_memory", "stage4", {}, lambda server: {}, broken)
+    done: list[Measured | Failed] = []
+    measure_unit([case], done.append)
+    (failed,) = done
+    assert isinstance(failed, Failed) and "--tp-size 999" in str(failed.error)
