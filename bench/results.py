@@ -17,7 +17,7 @@ class BadResults(Exception):
 
 @dataclass
 class Record:
-    """The figures of one case in one round.  `stage` is `stage1` to `stage4`, `bare` or a peer; `round` counts from 0."""
+    """The figures of one case in one round, from 0.  `stage` is `stage1` to `stage4`, `bare` or a peer."""
 
     suite: str
     stage: str

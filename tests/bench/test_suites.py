@@ -80,7 +80,7 @@ def test_the_bare_loops_carry_requests() -> None:
         assert figures["call_us_median"] <= figures["call_us_p99"]
 
 
-@pytest.mark.parametrize("stage", [1, 3], ids=["a driver with its rank", "a rank that drives"])
+@pytest.mark.stages(1, 3)  # a driver that waits for its rank, and a rank that drives
 def test_the_segments_of_a_step_add_up_to_its_period(stage: int) -> None:
     setup = Setup(stage, 2, traced=True)
     cases = [case for unit in Plan(stages=(stage,), suites=("step_overhead", "arrivals")).units() for case in unit]
