@@ -27,8 +27,8 @@ PROGRAMS = (*PYTHON, "make", "pytest")
 
 def blocks(page: Path, language: str) -> list[str]:
     """The fenced blocks of a page in one language."""
-    found: list[str] = re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-    return found
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [text for its_language, text in found if its_language == language]
 
 
 def commands() -> list[list[str]]:
