@@ -68,6 +68,24 @@ def server_generate(url: str) -> Generate:
     return generate
 
 
+def peer_generate(url: str) -> Generate:
+    """The same of an OpenAI-compatible server.  It answers in text, so what comes back are places without ids."""
+    client = httpx.Client(base_url=url, timeout=600, limits=httpx.Limits(max_connections=None))
+    model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
+
+    def one(prompt: list[int]) -> list[int]:
+        body = {"model": model, "prompt": prompt, "temperature": 0, "max_tokens": NEW_TOKENS, "ignore_eos": True}
+        response = client.post("/v1/completions", json=body)
+        response.raise_for_status()
+        return [-1] * int(response.json()["usage"]["completion_tokens"])
+
+    def generate(prompts: Prompts) -> Prompts:
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            return list(pool.map(one, prompts))
+
+    return generate
+
+
 def transformers_generate(folder: str) -> Generate:
     """`generate` of `transformers` in this process, one static batch, float32."""
     import torch

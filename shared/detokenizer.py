@@ -5,10 +5,12 @@ middle corner --PUSH--> DetokenizerManager --PUSH--> TokenizerManager
 
 from __future__ import annotations
 
+import pickle
 from multiprocessing.connection import Connection
 
 import zmq
 
+from shared import pyobj, trace
 from shared.incremental_detokenizer import StopTrimmer, TextDecoder
 from shared.messages import BatchStrOut, BatchTokenIDOut, FinishReason, PortArgs, SamplingParams
 from shared.server_args import ServerArgs
@@ -75,6 +77,7 @@ class DetokenizerManager:
 
     def __init__(self, detokenizer: Detokenizer, port_args: PortArgs) -> None:
         self._detokenizer = detokenizer
+        self._trace = trace.track()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._from_scheduler = context.socket(zmq.PULL)
         self._to_tokenizer = context.socket(zmq.PUSH)
@@ -85,10 +88,15 @@ class DetokenizerManager:
 
     def event_loop(self) -> None:
         while True:
-            message = self._from_scheduler.recv_pyobj()
+            data = self._from_scheduler.recv()
+            self._trace.lap("wait", len(data))
+            message = pickle.loads(data)
+            self._trace.lap_out("deserialize", (message,))
             if isinstance(message, BatchTokenIDOut):
                 message = self._detokenizer.process(message)
-            self._to_tokenizer.send_pyobj(message)
+                self._trace.lap_out("detokenize", (message,))
+            pyobj.send(self._to_tokenizer, message, self._trace)
+            self._trace.end_step(busy=True)
 
 
 def run_detokenizer_process(server_args: ServerArgs, port_args: PortArgs, pipe_writer: Connection) -> None:

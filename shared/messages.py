@@ -78,7 +78,10 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TokenizedGenerateReqInput:
-    """One request, tokenized.  `input_ids` is CPU 1D int64, at least one token, all inside the vocabulary."""
+    """One request, tokenized.  `input_ids` is CPU 1D int64, at least one token, all inside the vocabulary.
+
+    `image_data` is a picture that comes before the prompt, as the client sent it.
+    """
 
     rid: str
     input_ids: IntArray
@@ -86,6 +89,7 @@ class TokenizedGenerateReqInput:
     stream: bool = False
     return_logprob: bool = False
     top_logprobs_num: int = 0
+    image_data: bytes | None = None
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,9 @@ class ServerArgs:
     # Behaviour
     sleep_on_idle: bool = _flag(False, "be quiet without work instead of the era's own idling")
     check_determinism: bool = _flag(False, "compare a hash of every step across ranks; stop on a difference")
+    trace_dir: str | None = _flag(
+        None, "an empty or new folder: record where every process spends its time (docs/traces.md)", metavar="DIR"
+    )
     print_process_tree: bool = _flag(False, "print the processes these flags would start, and exit")
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 import rpyc
 from rpyc.utils.classic import obtain
 
+from shared import trace
 from shared.executor.engine_step import ERA_DECODE_STEPS, EngineStep
 from shared.executor.rank import load_rank
 from shared.launch.rpyc_transport import connect, fatal, serve
@@ -33,14 +34,20 @@ class ModelRpcServer(rpyc.Service):  # type: ignore[misc]
         rank = load_rank(server_args, port_args, tp_rank)
         steps = server_args.num_continuous_decode_steps or ERA_DECODE_STEPS
         self._engine = EngineStep(rank, decode_steps=steps, cut_on_stream=False)
+        self._trace = trace.track()
         return rank.ready_message
 
     @fatal
     def exposed_step(self, recv_reqs: list[SchedulerInput]) -> list[SchedulerOutput]:
         """One step.  Over rpyc `recv_reqs` is a reference, and each rank fetches the list for itself."""
         if self._takes_netrefs:
+            self._trace.lap("wait for call")
             recv_reqs = obtain(recv_reqs)
-        return self._engine.step(recv_reqs)
+            self._trace.lap_in("obtain", recv_reqs)
+        outputs = self._engine.step(recv_reqs)
+        if self._takes_netrefs:
+            self._trace.end_step(busy=bool(outputs))
+        return outputs
 
 
 class ModelRpcClient:
@@ -60,6 +67,7 @@ class ModelRpcClient:
                 for rank, connection in enumerate(self._connections)
             ]
             self.ready_message, *_ = [obtain(init.result()) for init in inits]
+        self._trace = trace.track(drives="stage1: model TP0")
         self._steps = [rpyc.async_(connection.root.step) for connection in self._connections]
 
     async def step(self, recv_reqs: list[SchedulerInput]) -> list[SchedulerOutput]:
@@ -67,9 +75,12 @@ class ModelRpcClient:
         if self._local is not None:
             return self._local.exposed_step(recv_reqs)
         tasks = [step(recv_reqs) for step in self._steps]
+        self._trace.lap("rpyc call")
         await asyncio.gather(*[asyncio.to_thread(task.wait) for task in tasks])
         answers = [task.value for task in tasks]
+        self._trace.lap("rpyc wait")
         answer: list[SchedulerOutput] = obtain(answers[0])
+        self._trace.lap("obtain")
         return answer
 
 

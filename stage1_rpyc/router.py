@@ -12,6 +12,7 @@ import uvloop
 import zmq
 import zmq.asyncio
 
+from shared import pyobj, trace
 from shared.messages import PortArgs, SchedulerInput, SchedulerStats
 from shared.scheduling.outputs import finished_rids
 from shared.server_args import ServerArgs
@@ -38,10 +39,12 @@ class RouterManager:
         self._recv_reqs: list[SchedulerInput] = []
         self._arrived = asyncio.Event()
         self._idle = True
+        self._recv_trace = trace.track("receive")
+        self._trace = trace.track()
 
     async def loop_for_recv_requests(self) -> None:
         while True:
-            recv_req = await self._recv_from_tokenizer.recv_pyobj()
+            recv_req = await pyobj.recv_async(self._recv_from_tokenizer, self._recv_trace)
             self._recv_reqs.append(recv_req)
             self._arrived.set()
 
@@ -49,17 +52,20 @@ class RouterManager:
         while True:
             recv_reqs, self._recv_reqs = self._recv_reqs, []
             self._arrived.clear()
+            self._trace.lap_in("take requests", recv_reqs)
             outputs = await self._model_client.step(recv_reqs)
             for output in outputs:
                 if isinstance(output, SchedulerStats):
                     self._idle = output.running + output.waiting == 0
-                await self._send_to_detokenizer.send_pyobj(output)
+                await pyobj.send_async(self._send_to_detokenizer, output, self._trace)
             if finished_rids(outputs):
                 await asyncio.sleep(EXTEND_DEPENDENCY_TIME_S)
             if self._sleep_on_idle and self._idle:
                 await self._arrived.wait()
             else:
                 await asyncio.sleep(STEP_SLEEP_S)
+            self._trace.lap("sleep")
+            self._trace.end_step(busy=bool(outputs) or not self._idle)
 
 
 def start_router_process(server_args: ServerArgs, port_args: PortArgs, pipe_writer: Connection) -> None:

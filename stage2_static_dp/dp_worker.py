@@ -13,6 +13,7 @@ from typing import Any
 import uvloop
 import zmq
 
+from shared import pyobj, trace
 from shared.messages import (
     AbortReq,
     FlushCacheOut,
@@ -62,6 +63,7 @@ class DataParallelWorker(threading.Thread):
         self._lost = threading.Event()
         self._sleep_on_idle = server_args.sleep_on_idle
         self._idle = True
+        self._trace = trace.track(self.name, drives=self.titles[0])
 
     # -- for the controller --------------------------------------------------------------------------------
 
@@ -89,7 +91,9 @@ class DataParallelWorker(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._client = ModelTpClient(self._server_args, self._port_args, self.dp_rank, self._rpyc_ports)
+            self._client = ModelTpClient(
+                self._server_args, self._port_args, self.dp_rank, self._rpyc_ports, self._trace
+            )
             self._send_to_detokenizer = _push_socket(self._port_args.detokenizer_ipc_name)
             self.ready.set_result(self._client.ready_message)
             uvloop.run(self.loop_for_forward())
@@ -108,13 +112,17 @@ class DataParallelWorker(threading.Thread):
         while True:
             recv_reqs = self._drain_queue()
             self._deliver(recv_reqs)
+            self._trace.lap("queue get")
+            self._trace.lap_in("take requests", recv_reqs)
             outputs = await self._client.step(recv_reqs)
             for output in outputs:
                 self._take_note(output)
-                self._send_to_detokenizer.send_pyobj(output)
+                pyobj.send(self._send_to_detokenizer, output, self._trace)
             if finished_rids(outputs):
                 await asyncio.sleep(EXTEND_DEPENDENCY_TIME_S)
             await asyncio.sleep(STEP_SLEEP_S)
+            self._trace.lap("sleep")
+            self._trace.end_step(busy=bool(outputs) or not self._idle)
 
     def _drain_queue(self) -> list[SchedulerInput]:
         """Everything that waits in the queue; with `--sleep-on-idle` an idle replica waits for something."""

@@ -11,6 +11,7 @@ import uvloop
 import zmq
 import zmq.asyncio
 
+from shared import pyobj, trace
 from shared.launch.supervisor import ChildFailed, Supervisor
 from shared.messages import (
     AbortReq,
@@ -70,6 +71,8 @@ class ControllerMulti:
         self._lost_ranks: list[int] = []
         self._recv_reqs: list[SchedulerInput] = []
         self._arrived = asyncio.Event()
+        self._recv_trace = trace.track("receive")
+        self._trace = trace.track()
         self._sleep_on_idle = server_args.sleep_on_idle
         loop = asyncio.get_running_loop()
         for worker in workers:
@@ -77,7 +80,7 @@ class ControllerMulti:
 
     async def loop_for_recv_requests(self) -> None:
         while True:
-            recv_req = await self._recv_from_tokenizer.recv_pyobj()
+            recv_req = await pyobj.recv_async(self._recv_from_tokenizer, self._recv_trace)
             self._recv_reqs.append(recv_req)
             self._arrived.set()
 
@@ -87,10 +90,13 @@ class ControllerMulti:
             await self._remove_dead_workers()
             recv_reqs, self._recv_reqs = self._recv_reqs, []
             await self._dispatch(recv_reqs)
+            self._trace.lap_in("queue put", recv_reqs)
             if self._sleep_on_idle:
                 await self._arrived.wait()
             else:
                 await asyncio.sleep(STEP_SLEEP_S)
+            self._trace.lap("sleep")
+            self._trace.end_step()
 
     async def _dispatch(self, recv_reqs: list[SchedulerInput]) -> None:
         """Requests go to one replica, all else to every one; an abort ends here what is not yet dispatched."""

@@ -12,10 +12,12 @@ import uvloop
 import zmq
 import zmq.asyncio
 
+from shared import pyobj, trace
 from shared.launch.supervisor import Supervisor
 from shared.messages import PortArgs, SchedulerInput, SchedulerStats
 from shared.scheduling.outputs import finished_rids
 from shared.server_args import ServerArgs
+from stage2_static_dp import model_title
 from stage2_static_dp.tp_worker import ModelTpClient, start_model_processes
 
 STEP_SLEEP_S = 0.0004
@@ -41,10 +43,12 @@ class ControllerSingle:
         self._recv_reqs: list[SchedulerInput] = []
         self._arrived = asyncio.Event()
         self._idle = True
+        self._recv_trace = trace.track("receive")
+        self._trace = driver_track(server_args)
 
     async def loop_for_recv_requests(self) -> None:
         while True:
-            recv_req = await self._recv_from_tokenizer.recv_pyobj()
+            recv_req = await pyobj.recv_async(self._recv_from_tokenizer, self._recv_trace)
             self._recv_reqs.append(recv_req)
             self._arrived.set()
 
@@ -52,17 +56,25 @@ class ControllerSingle:
         while True:
             recv_reqs, self._recv_reqs = self._recv_reqs, []
             self._arrived.clear()
+            self._trace.lap_in("take requests", recv_reqs)
             outputs = await self._model_client.step(recv_reqs)
             for output in outputs:
                 if isinstance(output, SchedulerStats):
                     self._idle = output.running + output.waiting == 0
-                await self._send_to_detokenizer.send_pyobj(output)
+                await pyobj.send_async(self._send_to_detokenizer, output, self._trace)
             if self._sleep_on_idle and self._idle:
                 await self._arrived.wait()
             elif finished_rids(outputs):
                 await asyncio.sleep(EXTEND_DEPENDENCY_TIME_S)
             else:
                 await asyncio.sleep(STEP_SLEEP_S)
+            self._trace.lap("sleep")
+            self._trace.end_step(busy=bool(outputs) or not self._idle)
+
+
+def driver_track(server_args: ServerArgs) -> trace.NullTrack:
+    """The track of the loop, which steps the model in this process or its ranks elsewhere."""
+    return trace.track(drives=None if server_args.tp_size == 1 else model_title(server_args, 0, 0))
 
 
 def start_controller_process(server_args: ServerArgs, port_args: PortArgs, pipe_writer: Connection) -> None:
@@ -70,7 +82,7 @@ def start_controller_process(server_args: ServerArgs, port_args: PortArgs, pipe_
     rpyc_ports: list[int] = []
     if server_args.tp_size > 1:
         (rpyc_ports,) = start_model_processes(server_args, port_args, Supervisor())
-    model_client = ModelTpClient(server_args, port_args, 0, rpyc_ports)
+    model_client = ModelTpClient(server_args, port_args, 0, rpyc_ports, driver_track(server_args))
 
     async def control() -> None:
         controller = ControllerSingle(server_args, port_args, model_client)

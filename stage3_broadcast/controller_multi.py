@@ -9,11 +9,12 @@ from typing import Protocol
 
 import zmq
 
+from shared import pyobj, trace
 from shared.launch.supervisor import Supervisor
 from shared.messages import PortArgs, TokenizedGenerateReqInput
 from shared.server_args import ServerArgs
 from stage3_broadcast import replica_title
-from stage3_broadcast.controller_single import ReplicaQueue, drain_zmq, start_replica_process
+from stage3_broadcast.controller_single import ReplicaQueue, start_replica_process
 
 
 class Loaded(Protocol):
@@ -72,18 +73,23 @@ class ControllerMulti:
         self.recv_from_tokenizer.bind(port_args.scheduler_input_ipc_name)
         self.replicas = [Replica(queue) for queue in queues]
         self.dispatcher = Dispatcher(server_args.load_balance_method, self.replicas)
+        self.trace = trace.track()
         self.sleep_on_idle = server_args.sleep_on_idle
 
     def loop_for_forward(self) -> None:
         while True:
             if self.sleep_on_idle:
                 self.recv_from_tokenizer.poll()
-            for recv_req in drain_zmq(self.recv_from_tokenizer):
+                self.trace.lap("sleep")
+            recv_reqs = pyobj.drain(self.recv_from_tokenizer, self.trace)
+            for recv_req in recv_reqs:
                 if isinstance(recv_req, TokenizedGenerateReqInput):
                     self.replicas[self.dispatcher.choose()].dispatch(recv_req)
                 else:
                     for replica in self.replicas:
                         replica.queue.requests.put(recv_req)
+            self.trace.lap_in("queue put", recv_reqs)
+            self.trace.end_step()
 
 
 def start_controller_multi_process(server_args: ServerArgs, port_args: PortArgs, pipe_writer: Connection) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import zmq
 
+from shared import pyobj, trace
 from shared.launch.supervisor import Supervisor
 from shared.messages import PortArgs, SchedulerInput
 from shared.scheduling.outputs import finished_rids
@@ -47,6 +48,7 @@ class ControllerSingle:
             self.recv_from_tokenizer = context.socket(zmq.PULL)
             self.recv_from_tokenizer.set_hwm(0)
             self.recv_from_tokenizer.bind(port_args.scheduler_input_ipc_name)
+        self.trace = trace.track()
         self.tp_server = tp_server
         self.tp_cpu_group = tp_server.tp_cpu_group
         self.broadcast_codec = server_args.broadcast_codec
@@ -66,15 +68,17 @@ class ControllerSingle:
             out_pyobjs = self.tp_server.exposed_step(recv_reqs)
 
             for obj in out_pyobjs:
-                self.send_to_detokenizer.send_pyobj(obj)
+                pyobj.send(self.send_to_detokenizer, obj, self.trace)
             if self.replica_queue is not None and out_pyobjs:
                 self.replica_queue.finished.value += len(finished_rids(out_pyobjs))
+            self.trace.end_step(busy=bool(out_pyobjs))
 
     def recv_requests_from_zmq(self, wait_s: float) -> list[SchedulerInput]:
         """Everything that has arrived; waits up to `wait_s` seconds for something."""
         if wait_s:
             self.recv_from_tokenizer.poll(int(wait_s * 1000))
-        return drain_zmq(self.recv_from_tokenizer)
+            self.trace.lap("sleep")
+        return pyobj.drain(self.recv_from_tokenizer, self.trace)
 
     def recv_requests_from_mp_queue(self, requests: Queue[SchedulerInput], wait_s: float) -> list[SchedulerInput]:
         """The same from the ControllerMulti's queue."""
@@ -85,17 +89,9 @@ class ControllerSingle:
             while True:
                 recv_reqs.append(requests.get_nowait())
         except queue.Empty:
+            self.trace.lap("queue get")
+            self.trace.lap_in("take requests", recv_reqs)
             return recv_reqs
-
-
-def drain_zmq(socket: zmq.Socket[bytes]) -> list[SchedulerInput]:
-    """Everything that has arrived."""
-    recv_reqs: list[SchedulerInput] = []
-    try:
-        while True:
-            recv_reqs.append(socket.recv_pyobj(zmq.NOBLOCK))
-    except zmq.Again:
-        return recv_reqs
 
 
 def start_controller_process(server_args: ServerArgs, port_args: PortArgs, pipe_writer: Connection) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shared import trace
 from shared.executor.engine_step import ERA_DECODE_STEPS, EngineStep
 from shared.executor.rank import load_rank
 from shared.launch.supervisor import Supervisor
@@ -48,9 +49,11 @@ def run_tp_server(
     group, codec = model_server.tp_cpu_group, server_args.broadcast_codec
     assert group is not None, "a rank other than 0 has peers"
     pipe_writer.send(model_server.ready_message)
+    track = trace.track()
     while True:
         recv_reqs = broadcast_recv_input([], tp_rank, group, codec)
         model_server.exposed_step(recv_reqs)
+        track.end_step()
 
 
 def launch_tp_servers(server_args: ServerArgs, port_args: PortArgs, dp_rank: int, supervisor: Supervisor) -> None:
@@ -75,16 +78,22 @@ def broadcast_recv_input(
 
     payload = bytearray(pickle.dumps(data, pickle.HIGHEST_PROTOCOL)) if rank == 0 and data else bytearray()
     length = torch.tensor([len(payload)], dtype=torch.int64)
+    track = trace.track()
+    track.lap("serialize", len(payload))
     dist.broadcast(length, src=0, group=dist_group)
     num_bytes = int(length)
     if num_bytes == 0:
+        track.lap("broadcast")
         return []
     if rank == 0:
         dist.broadcast(_to_tensor(payload, codec), src=0, group=dist_group)
+        track.lap_in("broadcast", data, num_bytes)
         return data
     received = torch.empty(num_bytes, dtype=torch.uint8)
     dist.broadcast(received, src=0, group=dist_group)
+    track.lap("broadcast", num_bytes)
     recv_reqs: list[SchedulerInput] = pickle.loads(_to_bytes(received, codec))
+    track.lap_in("deserialize", recv_reqs)
     return recv_reqs
 
 

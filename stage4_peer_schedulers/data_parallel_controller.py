@@ -7,6 +7,7 @@ from multiprocessing.connection import Connection
 
 import zmq
 
+from shared import pyobj, trace
 from shared.launch.supervisor import Supervisor
 from shared.messages import PortArgs, SchedulerInput, TokenizedGenerateReqInput
 from shared.server_args import ServerArgs
@@ -75,32 +76,28 @@ class DataParallelController:
         self._poller = zmq.Poller()
         for socket in (self._recv_from_tokenizer, self._recv_loads):
             self._poller.register(socket, zmq.POLLIN)
+        self._trace = trace.track()
         self._poll_ms = None if server_args.sleep_on_idle else 0
 
     def event_loop(self) -> None:
         while True:
             self._poller.poll(self._poll_ms)
+            self._trace.lap("wait")
             self._receive_loads()
-            while True:
-                try:
-                    recv_req = self._recv_from_tokenizer.recv_pyobj(zmq.NOBLOCK)
-                except zmq.Again:
-                    break
+            for recv_req in pyobj.drain(self._recv_from_tokenizer, self._trace):
                 self.dispatch(recv_req)
+            self._trace.end_step()
 
     def _receive_loads(self) -> None:
-        while True:
-            try:
-                self._dispatcher.budget.report(self._recv_loads.recv_pyobj(zmq.NOBLOCK))
-            except zmq.Again:
-                return
+        for report in pyobj.drain(self._recv_loads, self._trace):
+            self._dispatcher.budget.report(report)
 
     def dispatch(self, recv_req: SchedulerInput) -> None:
         if isinstance(recv_req, TokenizedGenerateReqInput):
-            self._workers[self._dispatcher.dispatch()].send_pyobj(recv_req)
+            pyobj.send(self._workers[self._dispatcher.dispatch()], recv_req, self._trace)
         else:
             for worker in self._workers:
-                worker.send_pyobj(recv_req)
+                pyobj.send(worker, recv_req, self._trace)
 
 
 def replica_port_args(port_args: PortArgs, dp_rank: int) -> PortArgs:

@@ -21,7 +21,7 @@ from shared.frontend.errors import ApiError
 from shared.frontend.native import Answer, Generate
 from shared.frontend.protocol import GenerateRequest, parse
 from shared.frontend.tokenizer_manager import TokenizerManager
-from shared.launch.stage import BadFlag, LaunchedProcesses, launch_processes, resolve_model
+from shared.launch.stage import BadFlag, LaunchedProcesses, launch_processes, resolve_model, start_trace
 from shared.launch.supervisor import ChildFailed, Supervisor
 from shared.messages import PortArgs
 from shared.server_args import ServerArgs, check_server_args
@@ -77,6 +77,7 @@ class Engine:
 
     def _run(self, server_args: ServerArgs, ready: Future[Generate]) -> None:
         try:
+            start_trace(STAGE, server_args)
             server_args = resolve_model(server_args)
             processes = launch_processes(STAGE, server_args, meanwhile=import_transformers)
         except BaseException as error:

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 
 import zmq
 
+from shared import pyobj, trace
 from shared.executor.forward_batch import ForwardResult
 from shared.launch.supervisor import Supervisor
 from shared.messages import PortArgs, SchedulerInput, TokenizedGenerateReqInput
@@ -57,6 +58,7 @@ class Scheduler:
         self._last_report = LoadReport(dp_rank or 0, 0, 0)
         self._send_to_controller: zmq.Socket[bytes] | None = None
         self._is_rank_0 = tp_rank == 0
+        self._trace = trace.track()
         if self._is_rank_0:
             self._open_sockets(port_args, dp_rank)
 
@@ -83,6 +85,7 @@ class Scheduler:
                 result = self.tp_worker.forward_batch_generation(batch)
                 self.process_batch_result(batch, result)
             self.send_outputs()
+            self._trace.end_step()
 
     def event_loop_overlap(self) -> None:
         """Batch k+1 is launched before the result of batch k is looked at."""
@@ -96,6 +99,7 @@ class Scheduler:
             if last_batch is not None:
                 self.process_batch_result(last_batch, worker.resolve_batch_result())
             self.send_outputs()
+            self._trace.end_step(busy=last_batch is not None)
             last_batch = batch
 
     # The verbs
@@ -111,22 +115,21 @@ class Scheduler:
         if self._is_rank_0:
             if self._sleep_on_idle and self.core.idle:
                 self._recv_from_tokenizer.poll(IDLE_POLL_MS)
-            while True:
-                try:
-                    recv_reqs.append(self._recv_from_tokenizer.recv_pyobj(zmq.NOBLOCK))
-                except zmq.Again:
-                    break
+                self._trace.lap("sleep")
+            recv_reqs = pyobj.drain(self._recv_from_tokenizer, self._trace)
         return self._tp_group.broadcast_pyobj(recv_reqs)
 
     def process_input_requests(self, recv_reqs: list[SchedulerInput]) -> None:
         if recv_reqs:
             self._num_received += sum(isinstance(recv, TokenizedGenerateReqInput) for recv in recv_reqs)
             self.core.process_input_requests(recv_reqs)
+            self._trace.lap("process input")
 
     def get_next_batch_to_run(self) -> ScheduleBatch | None:
         batch = self.core.get_next_batch_to_run(decode_only=self._decode_step > 0)
         if self._checker is not None:
             self._checker.check_batch(batch, self.core.forwards)
+        self._trace.lap_batch(batch)
         decodes = batch is not None and not batch.is_prefill
         self._decode_step = (self._decode_step + 1) % self._decode_steps if decodes else 0
         return batch
@@ -135,14 +138,16 @@ class Scheduler:
         if self._checker is not None:
             self._checker.add_result(batch, result)
         self.core.process_batch_result(batch, result)
+        self._trace.lap("process result")
 
     def send_outputs(self) -> None:
         """Rank 0 sends what is due to the detokenizer, and its load to the controller if it has changed."""
         outputs = self.core.take_outputs()
+        self._trace.lap("collect outputs")
         if not self._is_rank_0:
             return
         for output in outputs:
-            self._send_to_detokenizer.send_pyobj(output)
+            pyobj.send(self._send_to_detokenizer, output, self._trace)
         if self._send_to_controller is not None:
             self._report_load(self._send_to_controller)
 
@@ -155,7 +160,7 @@ class Scheduler:
         report = LoadReport(self._last_report.dp_rank, self._num_reqs, self._num_received)
         if report != self._last_report:
             self._last_report = report
-            controller.send_pyobj(report)
+            pyobj.send(controller, report, self._trace)
 
 
 def load_report_ipc_name(port_args: PortArgs) -> str:

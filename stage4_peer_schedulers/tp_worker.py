@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shared import trace
 from shared.executor.forward_batch import ForwardResult
 from shared.executor.rank import load_rank
 from shared.messages import PortArgs
@@ -18,7 +19,12 @@ class TpModelWorker:
     def __init__(self, server_args: ServerArgs, port_args: PortArgs, gpu_id: int, tp_rank: int, dp_rank: int) -> None:
         overlap = not server_args.disable_overlap_schedule
         self.rank = load_rank(server_args, port_args, tp_rank, dp_rank, overlap=overlap, gpu_id=gpu_id)
+        self._trace = trace.track()
 
     def forward_batch_generation(self, batch: ScheduleBatch) -> ForwardResult:
         """Runs `batch` to its end."""
-        return self.rank.runner.launch(batch.forward).wait()
+        pending = self.rank.runner.launch(batch.forward)
+        self._trace.lap("device launch")
+        result = pending.wait()
+        self._trace.lap("device wait")
+        return result

@@ -7,6 +7,7 @@ from queue import SimpleQueue
 
 import numpy as np
 
+from shared import trace
 from shared.executor.forward_batch import ForwardResult, PendingForward
 from shared.messages import IntArray
 from shared.scheduling.batch import ScheduleBatch
@@ -41,18 +42,24 @@ class TpModelWorkerClient:
         self._future_tokens = FutureTokenMap(worker.rank.config.future_cells)
         self._batches: SimpleQueue[ScheduleBatch] = SimpleQueue()
         self._launched: SimpleQueue[PendingForward | BaseException] = SimpleQueue()
+        self._trace = trace.track()
+        self._forward_trace = trace.track("forward")
         threading.Thread(target=self._forward_thread, name="forward", daemon=True).start()
 
     def forward_batch_generation(self, batch: ScheduleBatch) -> None:
         """Queues `batch` and returns at once."""
         self._batches.put(batch)
+        self._trace.lap("queue put")
 
     def resolve_batch_result(self) -> ForwardResult:
         """The result of the oldest batch not yet asked for; waits for it.  Raises what its forward raised."""
         pending = self._launched.get()
+        self._trace.lap("launch wait")
         if isinstance(pending, BaseException):
             raise pending
-        return pending.wait()
+        result = pending.wait()
+        self._trace.lap("device wait")
+        return result
 
     def _forward_thread(self) -> None:
         try:
@@ -62,8 +69,10 @@ class TpModelWorkerClient:
             self._launched.put(error)
 
     def _launch(self, batch: ScheduleBatch) -> PendingForward:
+        start_ns = self._forward_trace.now()
         forward = batch.forward
         forward.input_ids = self._future_tokens.resolve(forward.input_ids)
         pending = self._runner.launch(forward)
         self._future_tokens.store(batch.future_base, pending.device_token_ids)
+        self._forward_trace.span("device launch", start_ns)
         return pending

@@ -31,7 +31,9 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
         if package != "stage2_static_dp":
             (pytester.path / package / "server.py").touch()
     tests = pytester.mkdir("tests")
+    shutil.copy(Path(__file__).parents[1] / "conftest.py", pytester.path)
     shutil.copy(Path(__file__).with_name("conftest.py"), tests)
+    (tests / "__init__.py").touch()
     (tests / "test_it.py").write_text(TESTS)
     pytester.makeini("[pytest]\nmarkers = stages")
     return pytester
@@ -68,7 +70,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 def test_the_tests_of_the_named_stages_and_the_shared_ones_run(
     project: pytest.Pytester, flags: list[str], expected: set[str]
 ) -> None:
-    result = project.runpytest("-v", "-p", "no:cacheprovider", *flags, "tests")
+    result = project.runpytest_subprocess("-v", "-p", "no:cacheprovider", *flags, "tests")
     ran = {line.split("::")[1].split(" ")[0] for line in result.outlines if " PASSED" in line}
     assert ran == expected
     assert result.parseoutcomes()["passed"] == len(expected)
@@ -77,6 +79,6 @@ def test_the_tests_of_the_named_stages_and_the_shared_ones_run(
 
 @pytest.mark.parametrize("name", ["5", "0", "one", ""])
 def test_an_unknown_stage_is_an_error_that_lists_the_four(project: pytest.Pytester, name: str) -> None:
-    result = project.runpytest(f"--stage={name}", "tests")
+    result = project.runpytest_subprocess(f"--stage={name}", "tests")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*--stage {name}: *1, 2, 3 and 4"])

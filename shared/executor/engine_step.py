@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shared import trace
 from shared.executor.rank import Rank
 from shared.messages import SchedulerInput, SchedulerOutput
 from shared.scheduling.batch import ScheduleBatch
@@ -24,6 +25,7 @@ class EngineStep:
         self._decode_steps = decode_steps
         self._cut_on_stream = cut_on_stream
         self._checker = rank.checker
+        self._trace = trace.track()
 
     @property
     def idle(self) -> bool:
@@ -33,12 +35,15 @@ class EngineStep:
     def step(self, recv_reqs: list[SchedulerInput]) -> list[SchedulerOutput]:
         """One step.  The outputs are for the detokenizer, in order; those of rank 0 count."""
         self._core.process_input_requests(recv_reqs)
+        self._trace.lap("process input")
         batch = self._next_batch()
         if batch is not None:
             self._run(batch)
             if not batch.is_prefill:
                 self._decode_on()
-        return self._core.take_outputs()
+        outputs = self._core.take_outputs()
+        self._trace.lap("collect outputs")
+        return outputs
 
     def _decode_on(self) -> None:
         for _ in range(self._decode_steps - 1):
@@ -53,10 +58,15 @@ class EngineStep:
         batch = self._core.get_next_batch_to_run(decode_only=decode_only)
         if self._checker is not None:
             self._checker.check_batch(batch, self._core.forwards)
+        self._trace.lap_batch(batch)
         return batch
 
     def _run(self, batch: ScheduleBatch) -> None:
-        result = self._runner.launch(batch.forward).wait()
+        pending = self._runner.launch(batch.forward)
+        self._trace.lap("device launch")
+        result = pending.wait()
+        self._trace.lap("device wait")
         if self._checker is not None:
             self._checker.add_result(batch, result)
         self._core.process_batch_result(batch, result)
+        self._trace.lap("process result")

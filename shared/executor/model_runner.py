@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shared import trace
 from shared.executor.forward_batch import ForwardBatch, ForwardMode, ForwardResult
 from shared.executor.kv_pool import make_kv_pools, num_slots_that_fit
 from shared.kernels import get_kernels
@@ -70,6 +71,7 @@ class ModelRunner:
         dtype: torch.dtype = getattr(torch, server_args.dtype)
         self._kernels = get_kernels(self.device.type)
         self._sampler = Sampler()
+        self._trace = trace.track(trace.DEVICE_THREAD)
         with torch.inference_mode(), WeightFiles(Path(server_args.model_path)) as files:
             loader = WeightLoader(files, dtype, self.device)
             # Under overlap a request at its last position may run once more; that token is thrown away.
@@ -91,7 +93,13 @@ class ModelRunner:
 
     def launch(self, batch: ForwardBatch) -> CompletedForward:
         """Computes one forward and samples from it."""
-        return CompletedForward(self._sampler(self.forward(batch), batch))
+        start_ns = self._trace.now()
+        logits = self.forward(batch)
+        sampling_ns = self._trace.now()
+        self._trace.span("forward", start_ns, sampling_ns)
+        result = self._sampler(logits, batch)
+        self._trace.span("sample", sampling_ns)
+        return CompletedForward(result)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:

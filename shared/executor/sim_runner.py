@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from shared import trace
 from shared.executor.forward_batch import ForwardBatch, ForwardMode, ForwardResult
 from shared.executor.mix64 import UInt64Array, mix64
 from shared.messages import IntArray, TokenLogprob
@@ -64,6 +65,7 @@ class SimRunner:
         self.first_launch_ns = 0
         self.last_end_ns = 0
         self._decode_ns = round(server_args.sim_decode_ms * 1e6)
+        self._trace = trace.track(trace.DEVICE_THREAD)
         self._prefill_ns_per_token = server_args.sim_prefill_us_per_token * 1e3
 
         forbidden = np.fromiter(forbidden_ids, np.int64)
@@ -106,7 +108,10 @@ class SimRunner:
             self.first_launch_ns = now_ns
         self.launches += 1
         self.busy_ns += duration_ns
-        self.last_end_ns = max(now_ns, self.last_end_ns) + duration_ns
+        begin_ns = max(now_ns, self.last_end_ns)
+        self.last_end_ns = begin_ns + duration_ns
+        if duration_ns:
+            self._trace.span("forward", begin_ns, self.last_end_ns)
         return self.last_end_ns
 
     def _decode(self, batch: ForwardBatch) -> UInt64Array:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from shared import trace
 from shared.frontend.errors import ApiError
 
 T = TypeVar("T")
@@ -28,7 +29,11 @@ def dumps(data: Any) -> str:
 
 
 def json_response(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(dumps(data), status, headers, media_type="application/json")
+    track = trace.track()
+    start_ns = track.now()
+    body = dumps(data)
+    track.span("respond", start_ns, num_bytes=len(body))
+    return Response(body, status, headers, media_type="application/json")
 
 
 def error_response(error: ApiError) -> Response:
@@ -121,5 +126,8 @@ class EventStream(Response):
 
 
 async def _send_event(send: Send, event: str) -> None:
+    track = trace.track()
+    start_ns = track.now()
     body = f"data: {event}\n\n".encode()
     await send({"type": "http.response.body", "body": body, "more_body": True})
+    track.span("respond", start_ns, num_bytes=len(body))

@@ -5,6 +5,7 @@ A chunk of a stream holds everything so far (`text`, `output_ids`, log-probabili
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -16,11 +17,13 @@ from shared.frontend.errors import invalid
 from shared.frontend.generation import GenerationGroup, Output
 from shared.frontend.http import EventStream, dumps, json_response, read_json, respond
 from shared.frontend.logprobs import finite
+from shared.frontend.pictures import decode_pictures
 from shared.frontend.prompts import Prompt, check_text
 from shared.frontend.protocol import GenerateRequest, NativeSamplingParams, parse
 from shared.frontend.sampling import sampling_params
 from shared.frontend.tokenizer_manager import TokenizerManager
 from shared.messages import FinishReason, SamplingParams, TokenizedGenerateReqInput, TokenLogprob
+from shared.scheduling.picture import PICTURE_TOKENS
 
 MAX_RID_CHARS = 256
 
@@ -74,8 +77,9 @@ class Generate:
         if body.top_logprobs_num and not body.return_logprob:
             raise invalid("top_logprobs_num", "needs return_logprob: true")
         prompts, is_batch = await self._prompts(body)
+        pictures = await self._pictures(body.image_data, prompts, is_batch)
         rids = _rids(body.rid, len(prompts), is_batch)
-        settings = self._settings(body.sampling_params, prompts)
+        settings = self._settings(body.sampling_params, prompts, pictures)
         requests = [
             TokenizedGenerateReqInput(
                 rid=rid,
@@ -84,8 +88,9 @@ class Generate:
                 stream=body.stream,
                 return_logprob=body.return_logprob,
                 top_logprobs_num=body.top_logprobs_num,
+                image_data=picture,
             )
-            for rid, prompt, params in zip(rids, prompts, settings, strict=True)
+            for rid, prompt, params, picture in zip(rids, prompts, settings, pictures, strict=True)
         ]
         return requests, is_batch
 
@@ -103,7 +108,27 @@ class Generate:
             return await encoder.from_ids(ids, [f"input_ids[{place}]" for place in range(len(ids))]), True
         return await encoder.from_ids([ids], ["input_ids"]), False
 
-    def _settings(self, given: Any, prompts: list[Prompt]) -> list[SamplingParams]:
+    async def _pictures(self, given: Any, prompts: list[Prompt], is_batch: bool) -> list[bytes | None]:
+        """The picture of each prompt.  Raises ApiError 400."""
+        if given is None:
+            return [None] * len(prompts)
+        if self._manager.server_args.device != "sim":
+            raise invalid("image_data", "the model takes only text (--device sim takes pictures)")
+        texts, params, is_list = _list_of(given, "image_data")
+        if is_list != is_batch or len(texts) != len(prompts):
+            raise invalid("image_data", "give a string for one prompt, and for a list of prompts a list as long")
+        limits = self._manager.limits
+        for text, param, prompt in zip(texts, params, prompts, strict=True):
+            length = len(prompt.input_ids) + PICTURE_TOKENS
+            if text is not None and length > limits.max_request_tokens - 1:
+                raise invalid(
+                    param,
+                    f"{length} tokens, {PICTURE_TOKENS} of them for the picture, do not fit: a request can have "
+                    f"{limits.max_request_tokens}, and one must be left for the answer",
+                )
+        return await asyncio.to_thread(decode_pictures, texts, params)
+
+    def _settings(self, given: Any, prompts: list[Prompt], pictures: list[bytes | None]) -> list[SamplingParams]:
         if isinstance(given, list):
             if len(given) != len(prompts):
                 raise invalid("sampling_params", f"{len(given)} entries for {len(prompts)} prompts")
@@ -111,16 +136,20 @@ class Generate:
         else:
             given = [given] * len(prompts)
             ats = ["sampling_params."] * len(prompts)
-        return [self._one_setting(*one) for one in zip(given, prompts, ats, strict=True)]
+        lengths = [
+            len(prompt.input_ids) + (PICTURE_TOKENS if picture is not None else 0)
+            for prompt, picture in zip(prompts, pictures, strict=True)
+        ]
+        return [self._one_setting(*one) for one in zip(given, lengths, ats, strict=True)]
 
-    def _one_setting(self, given: Any, prompt: Prompt, at: str) -> SamplingParams:
+    def _one_setting(self, given: Any, prompt_tokens: int, at: str) -> SamplingParams:
         if not isinstance(given, dict):
             raise invalid(at[:-1], "must be an object")
         fields = parse(NativeSamplingParams, given, at)
         return sampling_params(
             fields,
             self._manager.limits,
-            prompt_tokens=len(prompt.input_ids),
+            prompt_tokens=prompt_tokens,
             max_new_tokens=fields.max_new_tokens,
             min_new_tokens=fields.min_new_tokens,
             seed=fields.seed if fields.sampling_seed is None else fields.sampling_seed,

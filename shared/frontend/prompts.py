@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from jinja2 import TemplateError
 
+from shared import trace
 from shared.frontend.errors import invalid, shown
 from shared.frontend.limits import Limits
 from shared.incremental_detokenizer import TextDecoder
@@ -40,6 +41,7 @@ class PromptEncoder:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._limits = limits
+        self._trace = trace.track()
 
     async def from_texts(self, texts: Sequence[str], params: Sequence[str]) -> list[Prompt]:
         """One prompt per text; `params` are the fields' names.  Raises ApiError 400."""
@@ -47,7 +49,10 @@ class PromptEncoder:
             check_text(text, param)
 
         def encode() -> list[list[int]]:
-            return [encoding.ids for encoding in self._backend.encode_batch(list(texts))]
+            start_ns = self._trace.now()
+            encodings = self._backend.encode_batch(list(texts))
+            self._trace.span("tokenize", start_ns)
+            return [encoding.ids for encoding in encodings]
 
         encoded = await self._off_loop_if_long(encode, sum(map(len, texts)))
         return [

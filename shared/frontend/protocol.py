@@ -138,6 +138,7 @@ class GenerateRequest(Body):
 
     text: Any = None
     input_ids: list[Any] | None = None
+    image_data: Any = None
     sampling_params: Any = {}
     rid: Any = None
     stream: bool = False

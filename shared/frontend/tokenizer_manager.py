@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 import time
 import uuid
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import zmq
 import zmq.asyncio
 
+from shared import pyobj, trace
 from shared.frontend.errors import ApiError
 from shared.frontend.generation import Generation, GenerationGroup, Output
 from shared.frontend.limits import Limits
@@ -57,6 +59,7 @@ class TokenizerManager:
         tokenizer = load_tokenizer(server_args.model_path, server_args.chat_template)
         self.prompts = PromptEncoder(tokenizer, limits)
         self._port_args = port_args
+        self._trace = trace.track()
         self._live: dict[str, Generation] = {}
         self._replies: dict[str, asyncio.Queue[Any]] = {}
         self._receiving: asyncio.Task[None] | None = None
@@ -216,13 +219,21 @@ class TokenizerManager:
 
     def _send(self, message: SchedulerInput) -> None:
         if self.failure is None:
-            self._to_scheduler.send_pyobj(message, zmq.NOBLOCK)
+            start_ns = self._trace.now()
+            data = pickle.dumps(message)
+            sending_ns = self._trace.now()
+            self._trace.span("serialize", start_ns, sending_ns)
+            self._to_scheduler.send(data, zmq.NOBLOCK)
+            self._trace.span("send", sending_ns, messages=(message,), num_bytes=len(data))
 
     async def _receive(self) -> None:
         taken = 0
         try:
             while True:
-                self._process(await self._from_detokenizer.recv_pyobj())
+                message = await pyobj.recv_async(self._from_detokenizer, self._trace)
+                start_ns = self._trace.now()
+                self._process(message)
+                self._trace.span("hand out", start_ns, messages=(message,))
                 taken += 1
                 if taken % _MESSAGES_PER_TURN == 0:
                     await asyncio.sleep(0)

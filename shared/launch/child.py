@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from setproctitle import setproctitle
 
+from shared import trace
 from shared.launch import supervisor
 from shared.launch.logs import set_up_logging
 from shared.launch.parent_death import end_with_parent
@@ -37,7 +38,13 @@ CONSEQUENCE_S = PEER_S + supervisor.TOLD_TO_END_S
 
 
 def run_child(
-    title: str, log_level: str, module: str, qualname: str, args: tuple[Any, ...], pipe_writer: Connection
+    title: str,
+    log_level: str,
+    trace_folder: str | None,
+    module: str,
+    qualname: str,
+    args: tuple[Any, ...],
+    pipe_writer: Connection,
 ) -> NoReturn:
     """Runs `module.qualname(*args, pipe_writer)` as this process's work, then ends the process.
 
@@ -54,6 +61,7 @@ def run_child(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_on_sigterm, name="SIGTERM", daemon=True).start()
     set_up_logging(title, log_level)
+    trace.start(trace_folder, title)
     supervisor.report_deaths_to(pipe_writer)
     try:
         target: Any = importlib.import_module(module)
@@ -85,6 +93,7 @@ def _end_on_sigterm() -> None:
 
 def _leave(status: int) -> NoReturn:
     """Ends this process now: no interpreter shutdown, which native threads (gloo, CUDA) can hang or crash."""
+    trace.flush()
     supervisor.stop_all(CHILDREN_GRACE_S)
     logging.shutdown()
     sys.stdout.flush()

@@ -22,7 +22,7 @@ from setproctitle import setproctitle
 from shared.launch.http_socket import PortUnavailable, bind_http_socket
 from shared.launch.logs import set_up_logging
 from shared.launch.process_tree import ProcessNode, format_tree, with_pids
-from shared.launch.stage import BadFlag, LaunchedProcesses, Stage, launch_processes, resolve_model
+from shared.launch.stage import BadFlag, LaunchedProcesses, Stage, launch_processes, resolve_model, start_trace
 from shared.launch.supervisor import ChildFailed
 from shared.server_args import ServerArgs, parse_server_args
 from shared.weights.errors import ModelPreparationError
@@ -81,6 +81,7 @@ def run_server(stage: Stage, argv: list[str] | None = None) -> int:
             http_socket = None
             if server_args.node_rank == 0:
                 http_socket = resources.enter_context(bind_http_socket(server_args.host, server_args.port))
+            start_trace(stage, server_args)
             server_args = resolve_model(server_args)
             processes = launch_processes(stage, server_args, meanwhile=_import_http_server)
             stop.processes = processes

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from shared import trace
 from shared.frontend.limits import Limits
 from shared.launch.process_tree import ProcessNode
 from shared.launch.run_dir import RunDir
@@ -43,13 +44,18 @@ class LaunchedProcesses:
     limits: Limits
 
     def stop(self, grace: float = 1.0) -> None:
-        """Ends all processes (SIGKILL after `grace` seconds) and removes the run directory."""
+        """Ends all processes (SIGKILL after `grace` seconds), removes the run directory, completes the trace."""
         self.supervisor.stop(grace)
         self.run_dir.remove()
+        folder = trace.stop()
+        if folder is not None:
+            from shared.trace.merge import merge
+
+            merge(folder)
 
 
 class BadFlag(Exception):
-    """A flag that only the model shows to be wrong; the message is one line with the fix."""
+    """A flag that only the model or a folder shows to be wrong; the message is one line with the fix."""
 
 
 def resolve_model(server_args: ServerArgs) -> ServerArgs:
@@ -71,6 +77,17 @@ def resolve_model(server_args: ServerArgs) -> ServerArgs:
             f"(it has {config.num_key_value_heads} KV heads); give one of {sizes}"
         )
     return dataclasses.replace(server_args, model_path=str(folder), served_model_name=server_args.model_name)
+
+
+def start_trace(stage: Stage, server_args: ServerArgs) -> None:
+    """Makes this process and those that it will start record into `--trace-dir`.  Raises `BadFlag`."""
+    if server_args.trace_dir is None:
+        return
+    try:
+        folder = trace.prepare_folder(server_args.trace_dir)
+    except trace.TraceFolderUnusable as problem:
+        raise BadFlag(str(problem)) from None
+    trace.start(folder, stage.process_tree(server_args).title)
 
 
 def launch_processes(

@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, NoReturn
 
+from shared import trace
 from shared.launch.logs import current_level
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class Supervisor:
     """Starts, watches and ends this process's children.
 
     `at_exit` is called before the supervisor ends this process because of a death.  Children inherit the log
-    level of this process.
+    level and the trace folder of this process.
     """
 
     def __init__(self, at_exit: Callable[[], None] | None = None) -> None:
@@ -124,7 +125,15 @@ class Supervisor:
             reader, writer = self._context.Pipe(duplex=False)
             process = self._context.Process(
                 target=run_child,
-                args=(title, current_level(), target.__module__, target.__qualname__, args, writer),
+                args=(
+                    title,
+                    current_level(),
+                    trace.current_folder(),
+                    target.__module__,
+                    target.__qualname__,
+                    args,
+                    writer,
+                ),
                 name=title,
             )
             # A signal that comes before the child has set up its own handling waits until it has.
@@ -280,6 +289,7 @@ class Supervisor:
             time.sleep(max(0.0, deadline - time.monotonic()))
             if self._at_exit:
                 self._at_exit()
+            trace.flush()
             logging.shutdown()
             os._exit(1)
 

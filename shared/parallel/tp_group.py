@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shared import trace
 from shared.messages import IntArray
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class TpGroup:
         self.device_group = device_group
         self.cpu_group = cpu_group
         self.check_group = check_group
+        self._trace = trace.track()
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over ranks, in place, the same bits on every rank."""
@@ -83,16 +85,20 @@ class TpGroup:
         buffer = io.BytesIO()
         if self.rank == 0 and data:
             pickle.dump(data, buffer, protocol=pickle.HIGHEST_PROTOCOL)
+            self._trace.lap("serialize", buffer.tell())
         length = torch.tensor([buffer.tell()], dtype=torch.int64)
         dist.broadcast(length, src=0, group=self.cpu_group)
         num_bytes = int(length)
         if num_bytes == 0:
+            self._trace.lap("broadcast")
             return []
         view = np.frombuffer(buffer.getbuffer(), dtype=np.uint8) if self.rank == 0 else np.empty(num_bytes, np.uint8)
         dist.broadcast(torch.from_numpy(view), src=0, group=self.cpu_group)
+        self._trace.lap_in("broadcast", data, num_bytes)
         if self.rank == 0:
             return data
         received: list[Any] = pickle.loads(view.data)
+        self._trace.lap_in("deserialize", received)
         return received
 
     def agree_min(self, value: int) -> int:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shared import trace
 from shared.executor.forward_batch import ForwardBatch, ForwardMode
 from shared.mem_cache.token_memory import TokenMemory
 from shared.messages import IntArray
@@ -51,6 +52,7 @@ class Batcher:
         self._admission_blocked = False
         self._decode_turn = False
         self._future_next = 0
+        self._trace = trace.track()
 
     @property
     def num_running(self) -> int:
@@ -135,6 +137,7 @@ class Batcher:
         if not picks:
             return None
         self._decode_turn = self.chunked is not None
+        self._trace.lap("schedule")
         return self._launch_prefill(picks)
 
     def _chunk(self, req: Req, budget: int | None) -> _Pick:
@@ -217,6 +220,7 @@ class Batcher:
             self._retract()
             if not running.reqs:
                 return None
+        self._trace.lap("schedule")
         slots = memory.alloc(len(running))
         memory.table[running.rows, running.seq_lens] = slots
         positions = running.seq_lens

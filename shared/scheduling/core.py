@@ -14,6 +14,9 @@ back only when that batch has been processed.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+
+import numpy as np
 
 from shared.executor.forward_batch import ForwardResult
 from shared.mem_cache.token_memory import TokenMemory
@@ -33,6 +36,7 @@ from shared.scheduling.batch import ScheduleBatch
 from shared.scheduling.batcher import Batcher
 from shared.scheduling.config import SchedulerConfig
 from shared.scheduling.outputs import OutputCollector
+from shared.scheduling.picture import picture_ids
 from shared.scheduling.req import Req
 
 logger = logging.getLogger(__name__)
@@ -73,6 +77,9 @@ class SchedulerCore:
                 raise TypeError(f"a scheduler does not take {type(recv).__name__}")
 
     def _enqueue(self, recv: TokenizedGenerateReqInput) -> None:
+        if recv.image_data is not None:
+            picture = picture_ids(recv.image_data, self.config.vocab_size)
+            recv = replace(recv, input_ids=np.concatenate([picture, recv.input_ids]), image_data=None)
         room = min(self.config.context_length, self.memory.capacity) - len(recv.input_ids)
         params = recv.sampling_params
         stop_finder = self.config.make_stop_finder(params) if params.stop else None

@@ -16,8 +16,8 @@ import httpx
 import psutil
 import pytest
 
+from bench.sim_reference import SimReference
 from tests.server.process import Server, title
-from tests.server.sim_reference import SimReference
 from tests.server.streams import FINISHED, Streams
 
 FLAGS = (

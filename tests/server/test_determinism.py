@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bench.sim_reference import SimReference
 from tests.server.plugin import changing
 from tests.server.process import Server, wait_gone
-from tests.server.sim_reference import SimReference
 
 SIM = ("--device", "sim", "--sim-decode-ms", "1", "--tp-size", "2", "--check-determinism")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.sim_reference import SimReference
 from tests.server.plugin import changing
 from tests.server.process import Server, title
-from tests.server.sim_reference import SimReference
 from tests.server.trees import widest_flags
 
 MEASURED_S = 5.0

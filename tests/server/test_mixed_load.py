@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
+from bench.sim_reference import SimReference
 from tests.conftest import existing_stages
 from tests.server.process import Server, title
-from tests.server.sim_reference import SimReference
 from tests.server.trees import widest_flags
 
 SMALL_POOL = ("--max-total-tokens", "1500", "--schedule-conservativeness", "0.0")

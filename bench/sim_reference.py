@@ -37,13 +37,15 @@ class SimReference:
         )
         self.tokenizer = load_tokenizer(folder)
 
-    def solo(self, prompt: str | list[int], new_tokens: int, seed: int | None = None) -> Solo:
+    def solo(
+        self, prompt: str | list[int], new_tokens: int, seed: int | None = None, picture: bytes | None = None
+    ) -> Solo:
         """`new_tokens` tokens, greedy without a `seed`."""
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         params = SamplingParams(max_new_tokens=new_tokens, temperature=0.0, ignore_eos=True)
         if seed is not None:
             params = dataclasses.replace(params, temperature=1.0, seed=seed)
-        request = TokenizedGenerateReqInput("solo", np.array(ids, dtype=np.int64), params)
+        request = TokenizedGenerateReqInput("solo", np.array(ids, dtype=np.int64), params, image_data=picture)
         outputs = self._engine.step([request])
         while not self._engine.idle:
             outputs += self._engine.step([])
@@ -51,5 +53,4 @@ class SimReference:
         return Solo(new, self.text(new))
 
     def text(self, ids: list[int]) -> str:
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
-        return text
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))

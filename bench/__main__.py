@@ -1,0 +1,24 @@
+"""`python -m bench run | report | compare`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from bench import run
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="What the process models cost.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, module, help in (("run", run, "measure, into a results file"),):
+        command = commands.add_parser(name, help=help, description=module.__doc__)
+        module.add_arguments(command)
+        command.set_defaults(main=module.main)
+    args = parser.parse_args(argv)
+    status: int = args.main(args)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""What a server without work burns: CPU seconds per second of each process, and of all."""
+
+from __future__ import annotations
+
+import functools
+import time
+
+from bench.live_server import LiveServer
+from bench.plan import Case, Figures, Plan, Setup
+from bench.suites import setups
+
+SETTLE_S = 0.3
+
+
+def cases(plan: Plan) -> list[Case]:
+    found = []
+    for stage in plan.stages:
+        for tp in (1, 2) if plan.full else (2,):
+            for sleeps in (False, True):
+                setup = Setup(stage, tp, decode_ms=8)
+                if sleeps:
+                    setup = Setup(stage, tp, decode_ms=8, variant="sleep_on_idle", flags=("--sleep-on-idle",))
+                what = {**setups.what(setup), "sleep_on_idle": sleeps}
+                run = functools.partial(measure, seconds=5.0 if plan.full else 1.0)
+                found.append(Case("idle", f"stage{stage}", what, run, setup, rounds=None if plan.full else 1))
+    return found
+
+
+def measure(server: LiveServer, seconds: float) -> Figures:
+    server.generate(server.fresh_prompts(1, 16), 4)
+    time.sleep(SETTLE_S)
+    processes = server.processes()
+
+    def cpu_seconds() -> dict[str, float]:
+        times = {name: process.cpu_times() for name, process in processes.items()}
+        return {name: spent.user + spent.system for name, spent in times.items()}
+
+    start, before = time.perf_counter(), cpu_seconds()
+    time.sleep(seconds)
+    after, elapsed = cpu_seconds(), time.perf_counter() - start
+    shares = {f"cpu_share_{name}": (after[name] - before[name]) / elapsed for name in processes}
+    return {**shares, "cpu_share_all": sum(shares.values())}

@@ -1,0 +1,54 @@
+"""What a results file says of the machine, the versions and the commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.server_process import ROOT
+
+PACKAGES = ("torch", "transformers", "numpy", "pyzmq", "rpyc", "uvicorn", "uvloop", "fastapi", "httpx")
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
+        "memory_bytes": psutil.virtual_memory().total,
+        "os": platform.platform(terse=True),
+        "python": platform.python_version(),
+    }
+
+
+def _cpu() -> str:
+    """The processor's name, where the system tells it."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in PACKAGES}
+
+
+def commit() -> dict[str, Any]:
+    """Id of the checked-out commit, and whether tracked files differ from it; "unknown" outside of git."""
+    try:
+        found = _git("rev-parse", "HEAD")
+        return {"id": found, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.CalledProcessError):
+        return {"id": "unknown", "dirty": False}
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
