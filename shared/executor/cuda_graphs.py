@@ -94,6 +94,7 @@ class DecodeGraphs:
             inputs = ForwardInputs(token_ids[:size], positions[:size], out_cache_loc[:size], None, plan)
             self._graphs[size] = _Graph(inputs, capture(_bind(forward, inputs)))
 
+    @torch.inference_mode()
     def run(self, batch: ForwardBatch) -> Tensor | None:
         """Logits `[bs, vocab]`, good until the next run; None for a batch that no graph holds.
 

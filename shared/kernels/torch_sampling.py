@@ -71,6 +71,7 @@ def _candidates(scores: Tensor, weights: Tensor, limits: Limits, width: int) -> 
     mass = torch.where(unlimited, whole, reached.gather(1, top_k.clamp(max=width) - 1))
     # A token is in while the mass before it falls short of p: the smallest set that reaches p.
     in_top_p = (reached - best_masses < mass * top_p).sum(dim=-1, keepdim=True)
+    in_top_p.masked_fill_(top_p >= 1, width)
     kept = in_top_p.minimum(top_k).clamp_(min=1)
     best.masked_fill_(torch.arange(width, device=scores.device) >= kept, 0)
     short = (top_k > width) & ((in_top_p >= width) | ~unlimited)

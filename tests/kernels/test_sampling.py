@@ -68,19 +68,19 @@ def test_ties_are_cut_by_id_across_blocks(backend: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_tokens_are_those_of_the_torch_backend(backend: str, dtype: torch.dtype) -> None:
     # bfloat16 logits are full of ties.
-    logits = (torch.randn(20, 2500, generator=torch.Generator().manual_seed(5)) * 2).to(dtype)
+    logits = (torch.randn(20, 1500, generator=torch.Generator().manual_seed(5)) * 2).to(dtype)
     kinds: list[dict[str, Any]] = [
         {"top_k": 40}, {"top_p": 0.9}, {"top_k": 50, "top_p": 0.8, "min_p": 0.02}, {"temperature": 3.0, "top_p": 0.99},
-        {}, {"greedy": True}, {"top_k": 2499}, {"top_k": 1}, {"top_p": 0.5, "temperature": 0.2}, {"min_p": 0.1},
+        {}, {"greedy": True}, {"top_k": 1499}, {"top_k": 1}, {"top_p": 0.5, "temperature": 0.2}, {"min_p": 0.1},
     ]  # fmt: skip
     rows = [row(**kinds[i % len(kinds)], seed=i * 31, position=i) for i in range(20)]
     assert tokens(backend, logits, rows) == tokens("torch", logits, rows)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(
-    levels=st.lists(st.integers(-40, 40), min_size=2, max_size=300),
-    top_k=st.integers(1, 300),
+    levels=st.lists(st.integers(-40, 40), min_size=2, max_size=120),
+    top_k=st.integers(1, 120),
     top_p=st.floats(2.0**-7, 1.0, width=32),
     temperature=st.sampled_from([0.3, 1.0, 4.0]),
     seed=st.integers(0, 2**64 - 1),

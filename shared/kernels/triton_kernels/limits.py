@@ -34,31 +34,33 @@ def limit(scores, masses, weights, top_k, top_p, vocab_size, BLOCK: tl.constexpr
     """Program (row): zeroes in `weights` what top-k and then top-p leave out, ties cut by column.
 
     `masses` are whole numbers in float32 whose sums stay below 2**53, so that no order of adding changes them.
-    `border` ends as the smallest order kept, `ties` as how many of those that have it.
+    `border` ends as the smallest order kept, `ties` as how many of those that have it; a border of 0, which no
+    number has, is one that was not looked for.
     """
     row = tl.program_id(0).to(tl.int64)
     k = tl.load(top_k + row)
     p = tl.load(top_p + row)
 
     border = tl.zeros([], tl.int64)
-    for bit in range(32):
+    for bit in range(tl.where(k < vocab_size, 32, 0)):
         raised = border | (tl.full([], 2147483648, tl.int64) >> bit)
         count, _ = _reached(scores, masses, row, vocab_size, raised, BLOCK)
         border = tl.where(count >= k, raised, border)
     above, mass_above = _reached(scores, masses, row, vocab_size, border + 1, BLOCK)
     count, mass = _reached(scores, masses, row, vocab_size, border, BLOCK)
     ties = k - above
-    mass_of_one = (mass - mass_above) / (count - above).to(tl.float64)
+    mass_of_one = (mass - mass_above) / tl.maximum(count - above, 1).to(tl.float64)
     target = (mass_above + ties.to(tl.float64) * mass_of_one) * p
 
     top_p_border = tl.zeros([], tl.int64)
-    for bit in range(32):
+    for bit in range(tl.where(p < 1.0, 32, 0)):
         raised = top_p_border | (tl.full([], 2147483648, tl.int64) >> bit)
         _, mass = _reached(scores, masses, row, vocab_size, raised, BLOCK)
         top_p_border = tl.where(mass >= target, raised, top_p_border)
     above, mass_above = _reached(scores, masses, row, vocab_size, top_p_border + 1, BLOCK)
     count, mass = _reached(scores, masses, row, vocab_size, top_p_border, BLOCK)
-    mass_of_one = (mass - mass_above) / (count - above).to(tl.float64)
+    # No mass only where p is no limit, and top-k's border the higher one.
+    mass_of_one = tl.maximum(mass - mass_above, 1.0) / tl.maximum(count - above, 1).to(tl.float64)
     # The smallest whole number of ties that reaches the target; only the division can be off, by one.
     needed = tl.ceil((target - mass_above) / mass_of_one)
     needed = tl.where(mass_above + (needed - 1) * mass_of_one >= target, needed - 1, needed)
