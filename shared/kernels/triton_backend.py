@@ -102,7 +102,7 @@ class TritonKernels:
         kv_indptr, kv_indices = to_device(paged.kv_indptr, pool.device), to_device(paged.kv_indices, pool.device)
         if batch.mode is ForwardMode.DECODE:
             return DecodePlan(shape, *split_of(batch.req_to_token.shape[1]), kv_indptr, kv_indices)
-        tile_request, tile_first = tiles_of(batch.extend_lens, _block_sizes(pool, shape)[0])
+        tile_request, tile_first = tiles_of(batch.extend_lens, block_sizes(pool, shape)[0])
         return ExtendPlan(
             shape,
             to_device(tile_request, pool.device),
@@ -164,7 +164,7 @@ def tiles_of(extend_lens: np.ndarray[tuple[int], np.dtype[np.int64]], block: int
     return request[order], first[order].astype(np.int32)
 
 
-def _block_sizes(pool: Tensor, shape: AttentionShape) -> tuple[int, int, int, int]:
+def block_sizes(pool: Tensor, shape: AttentionShape) -> tuple[int, int, int, int]:
     """Queries and keys of a block, padded size of a head, and stages of the pipeline that fit in shared memory."""
     block_d = max(16, triton.next_power_of_2(shape.head_dim))
     is_small = pool.dtype.itemsize * block_d <= 256
@@ -178,7 +178,7 @@ def _scale(shape: AttentionShape) -> float:
 def _attend_extend(q: Tensor, pool: Tensor, plan: ExtendPlan) -> Tensor:
     shape = plan.shape
     out = q.new_empty((q.shape[0], shape.query_heads * shape.head_dim))
-    block_m, block_n, block_d, stages = _block_sizes(pool, shape)
+    block_m, block_n, block_d, stages = block_sizes(pool, shape)
     attention.extend_attention[(len(plan.tile_request), shape.query_heads)](
         q, pool, out, plan.tile_request, plan.tile_first, plan.qo_indptr, plan.kv_indptr, plan.kv_indices,
         _scale(shape), shape.sliding_window or NO_WINDOW,
@@ -194,7 +194,7 @@ def _attend_decode(q: Tensor, pool: Tensor, plan: DecodePlan) -> Tensor:
     group = shape.query_heads // shape.kv_heads
     partial = torch.empty((batch_size, shape.query_heads, splits, shape.head_dim), device=q.device)
     partial_lse = torch.empty((batch_size, shape.query_heads, splits), device=q.device)
-    _, block_n, block_d, stages = _block_sizes(pool, shape)
+    _, block_n, block_d, stages = block_sizes(pool, shape)
     attention.decode_attention[(batch_size, shape.kv_heads, splits)](
         q, pool, partial, partial_lse, plan.kv_indptr, plan.kv_indices,
         _scale(shape), shape.sliding_window or NO_WINDOW, plan.split_len,
