@@ -77,11 +77,10 @@ def load_rank(
         special = [*model.eos_token_ids, *tokenizer.all_special_ids]
         runner = SimRunner(server_args, model.vocab_size, context_length, special)
     else:
-        runner_class = _runner_class(server_args.device)
         if gpu_id is None:
             tp_size_local = server_args.tp_size // server_args.nnodes
             gpu_id = dp_rank * tp_size_local + tp_rank % tp_size_local
-        runner = runner_class(
+        runner = runner_class(server_args.device)(
             server_args,
             model,
             tp_group,
@@ -114,7 +113,8 @@ def load_rank(
     return Rank(runner, tp_group, config, checker)
 
 
-def _runner_class(device: str) -> type[ModelRunner]:
+def runner_class(device: str) -> type[ModelRunner]:
+    """What runs a model on `device`, cpu or cuda."""
     if device == "cuda":
         from shared.executor.cuda_runner import CudaModelRunner
 

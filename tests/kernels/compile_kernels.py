@@ -50,7 +50,7 @@ def compile_attention(dtype: torch.dtype, head_dim: int, architecture: int) -> N
 
 
 def main(architecture: int) -> None:
-    for dtype, head_dim in ((torch.bfloat16, 128), (torch.float32, 64), (torch.float32, 256)):
+    for dtype, head_dim in ((torch.bfloat16, 128), (torch.float32, 256)):
         compile_attention(dtype, head_dim, architecture)
     merge = {"HEAD_DIM": 128, "BLOCK_S": 32, "BLOCK_D": 128}
     compile_kernel(attention.merge_splits, architecture, ["*fp32", "*fp32", "*bf16", INT], merge)

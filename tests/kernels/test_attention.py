@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.gpu_check.cases import TOLERANCE, Case, make_case, reference_attention
 from shared.executor.forward_batch import ForwardMode
 from shared.kernels import make_kernels
 from shared.kernels.base import AttentionShape
-from tests.kernels.attention_cases import TOLERANCE, Case, make_case, reference_attention
 from tests.kernels.conftest import DEVICE, TRITON
 
 BACKENDS = ["torch", TRITON]

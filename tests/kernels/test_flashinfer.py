@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from bench.gpu_check.cases import TOLERANCE, make_batch, make_case, reference_attention
 from shared.executor.forward_batch import ForwardMode
 from shared.kernels.base import AttentionShape, GraphKernels
 from shared.kernels.paged import paged_kv
 from shared.layers.sampler import Sampler
 from tests.kernels import fake_cuda, fake_flashinfer
-from tests.kernels.attention_cases import TOLERANCE, make_batch, make_case, reference_attention
 from tests.kernels.conftest import DEVICE, HAS_TRITON
 from tests.layers.test_sampler import batch_of, row
 

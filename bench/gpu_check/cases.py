@@ -9,17 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared.executor.forward_batch import ForwardBatch, ForwardMode
+from shared.executor.forward_batch import ForwardBatch, ForwardMode, SamplingBatch
 from shared.kernels.base import AttentionShape
-from tests.models.tiny_models import greedy_sampling
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-"""Absolute, for outputs of about 1: rounding of the weights and of the result to the type of the values."""
+"""Absolute, for attention to values of about 1: rounding of the weights and of the result to the type of the values."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Requests given as (tokens before, new tokens), their KV strewn over a pool with other slots in NaN."""
+    """Requests with their KV strewn over a pool whose other slots are NaN."""
 
     shape: AttentionShape
     batch: ForwardBatch
@@ -27,34 +26,55 @@ class Case:
     pool: Tensor
 
 
-def make_batch(requests: Sequence[tuple[int, int]], num_slots: int, seed: int, mode: ForwardMode) -> ForwardBatch:
-    """A batch of the shape of `requests`, its table wider than needed, rows and slots shuffled."""
+def greedy_sampling(count: int, vocab_size: int) -> SamplingBatch:
+    floats = np.zeros(count, dtype=np.float32)
+    return SamplingBatch(
+        greedy=np.ones(count, dtype=np.bool_),
+        temperature=floats + 1,
+        top_k=np.full(count, vocab_size),
+        top_p=floats + 1,
+        min_p=floats,
+        frequency_penalty=floats,
+        presence_penalty=floats,
+        repetition_penalty=floats + 1,
+        seed=np.zeros(count, dtype=np.uint64),
+        counts=[None] * count,
+        logit_bias=[None] * count,
+        blocked_until=[None] * count,
+        all_greedy=True,
+        any_adjustment=False,
+    )
+
+
+def make_batch(
+    requests: Sequence[tuple[int, int]], num_slots: int, seed: int, mode: ForwardMode, vocab_size: int = 100
+) -> ForwardBatch:
+    """Greedy requests given as (tokens before, new tokens), in rows and slots of any order."""
     random = np.random.default_rng(seed)
     bs = len(requests)
     seq_lens = np.array([before + new for before, new in requests])
     extend_lens = np.array([new for _, new in requests])
-    slots = iter(random.permutation(num_slots).tolist())
+    slots = random.permutation(num_slots)
     rows = random.permutation(bs + 2)[:bs]
     table = np.zeros((bs + 2, int(seq_lens.max()) + 7), dtype=np.int32)
-    for row, length in zip(rows, seq_lens, strict=True):
-        table[row, :length] = [next(slots) for _ in range(length)]
+    for row, end, length in zip(rows, np.cumsum(seq_lens), seq_lens, strict=True):
+        table[row, :length] = slots[end - length : end]
     spans = [np.arange(end - new, end) for end, new in zip(seq_lens, extend_lens, strict=True)]
+    new_slots = [table[row, span] for row, span in zip(rows, spans, strict=True)]
     return ForwardBatch(
         step=0,
         mode=mode,
         rids=[str(i) for i in range(bs)],
-        input_ids=np.zeros(int(extend_lens.sum()), dtype=np.int64),
+        input_ids=random.integers(3, vocab_size, int(extend_lens.sum())),
         positions=np.concatenate(spans),
         req_pool_indices=rows,
         seq_lens=seq_lens,
         extend_lens=extend_lens,
-        out_cache_loc=np.concatenate([table[row, span] for row, span in zip(rows, spans, strict=True)]).astype(
-            np.int64
-        ),
+        out_cache_loc=np.concatenate(new_slots).astype(np.int64),
         req_to_token=table,
         emits=np.ones(bs, dtype=np.bool_),
         output_lens=np.zeros(bs, dtype=np.int64),
-        sampling=greedy_sampling(bs, 100),
+        sampling=greedy_sampling(bs, vocab_size),
         top_logprobs_nums=None,
     )
 
@@ -67,6 +87,7 @@ def make_case(
     device: str = "cpu",
     mode: ForwardMode | None = None,
 ) -> Case:
+    """Of requests as for `make_batch`; a decode where all of them have one new token, unless told otherwise."""
     if mode is None:
         mode = ForwardMode.DECODE if all(new == 1 for _, new in requests) else ForwardMode.EXTEND
     used = sum(before + new for before, new in requests)
@@ -83,7 +104,7 @@ def make_case(
 
 
 def reference_attention(case: Case) -> Tensor:
-    """`[T, query_heads * D]` in float64, one request and head at a time."""
+    """`[T, query_heads * D]` in float64 on the CPU, one request and head at a time."""
     shape, batch = case.shape, case.batch
     q, pool = case.q.double().cpu(), case.pool.double().cpu()
     out = torch.empty_like(q)
