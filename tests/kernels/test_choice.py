@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shared.kernels import choice
 from shared.kernels.choice import flag_problem, resolve_backends
+from shared.launch.stage import BadFlag, resolve_model
 from shared.server_args import ServerArgs
+from shared.weights.tiny_random import write_tiny_random
 
 
 @pytest.fixture
@@ -85,6 +88,18 @@ def test_the_interpreter_lets_triton_run_on_the_cpu(installed: set[str], monkeyp
     installed.add("triton")
     monkeypatch.setenv(choice.INTERPRETER, "1")
     assert chosen(attention_backend="triton", sampling_backend="triton") == ("triton", "triton")
+
+
+def test_the_launcher_hands_on_what_was_chosen_and_refuses_what_the_model_rules_out(
+    installed: set[str], tmp_path: Path
+) -> None:
+    write_tiny_random(tmp_path)
+    resolved = resolve_model(ServerArgs(model_path=str(tmp_path)))
+    assert (resolved.attention_backend, resolved.sampling_backend) == ("torch", "torch")
+    installed |= {"triton", "flashinfer"}
+    with pytest.raises(BadFlag, match="heads of 64, 128, 256, not of 8"):
+        settings = {"device": "cuda", "dtype": "bfloat16", "attention_backend": "flashinfer"}
+        resolve_model(ServerArgs(model_path=str(tmp_path), **settings))
 
 
 def test_the_server_refuses_with_status_2() -> None:
