@@ -41,11 +41,13 @@ class Report:
 
     def check(self, name: str, passed: bool, detail: str = "") -> None:
         self.checks.append(Check(name, passed, detail))
-        self._console.print(f"{'ok    ' if passed else 'FAILED'} {name}  {detail}", markup=False, highlight=False)
+        self._console.print(
+            f"{'ok    ' if passed else 'FAILED'} {name}  {detail}", markup=False, highlight=False, soft_wrap=True
+        )
 
     def figure(self, name: str, value: float, unit: str) -> None:
         self.figures.append(Figure(name, value, unit))
-        self._console.print(f"       {name}: {value:.4g} {unit}", markup=False, highlight=False)
+        self._console.print(f"       {name}: {value:.4g} {unit}", markup=False, highlight=False, soft_wrap=True)
 
     def value(self, name: str) -> float:
         """Of the figure `name`.  Raises StopIteration where there is none."""
@@ -53,7 +55,7 @@ class Report:
 
     def skip(self, what: str) -> None:
         self.skipped.append(what)
-        self._console.print(f"left   {what}", markup=False, highlight=False)
+        self._console.print(f"left   {what}", markup=False, highlight=False, soft_wrap=True)
 
     @property
     def failures(self) -> int:
