@@ -53,6 +53,18 @@ class ServerArgs:
 
     # Device
     device: str = _flag("cpu", "where the model runs; sim only takes time", choices=("cpu", "cuda", "sim"))
+    attention_backend: str = _flag(
+        "auto",
+        "kernels of the model (auto: the device's quickest)",
+        choices=("auto", "torch", "triton", "flashinfer"),
+    )
+    sampling_backend: str = _flag(
+        "auto",
+        "kernels of the sampler (auto: the device's quickest that draws exactly the same tokens)",
+        choices=("auto", "torch", "triton", "flashinfer"),
+    )
+    disable_cuda_graph: bool = _flag(False, "launch every kernel of a decode by itself (cuda)")
+    cuda_graph_max_bs: int = _flag(128, "largest batch with a CUDA graph of its own (cuda)", metavar="N", low=1)
     sim_decode_ms: float = _flag(8.0, "device time of one decode forward (sim)", metavar="MS", low=0)
     sim_prefill_us_per_token: float = _flag(50.0, "device time of one prefilled token (sim)", metavar="US", low=0)
 
@@ -185,6 +197,11 @@ def check_server_args(args: ServerArgs) -> None:
 
 def _contradiction(args: ServerArgs) -> str | None:
     """What is wrong with flags that are each in range, or None."""
+    from shared.kernels.choice import flag_problem  # imports this module
+
+    backend_problem = flag_problem(args)
+    if backend_problem is not None:
+        return backend_problem
     if args.chunked_prefill_size == 0:
         return "--chunked-prefill-size 0 would never prefill anything; give -1 or a positive size"
     if args.nnodes > 1 and args.dist_init_addr is None:

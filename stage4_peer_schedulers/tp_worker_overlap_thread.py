@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import threading
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 
 from shared import trace
-from shared.executor.forward_batch import ForwardResult, PendingForward
+from shared.executor.forward_batch import ForwardResult, ForwardRunner, PendingForward
 from shared.messages import IntArray
 from shared.scheduling.batch import ScheduleBatch
 from stage4_peer_schedulers.tp_worker import TpModelWorker
 
 
 class FutureTokenMap:
-    """Tokens by the cell they were promised in.  An input id of `-k` stands for cell `k`."""
+    """Tokens by the cell they were promised in, kept where the runner has its tokens: an input id of `-k` stands
+    for cell `k`, and nothing waits for a device to say which token that is."""
 
-    def __init__(self, num_cells: int) -> None:
-        self._tokens: IntArray = np.zeros(num_cells + 1, dtype=np.int64)
+    def __init__(self, num_cells: int, runner: ForwardRunner) -> None:
+        self._runner = runner
+        # Cell 0 promises nothing and stays 0.
+        self._tokens = runner.to_device(np.zeros(num_cells + 1, dtype=np.int64))
 
-    def resolve(self, input_ids: IntArray) -> IntArray:
+    def resolve(self, input_ids: IntArray) -> Any:
         """`input_ids` with every placeholder replaced; the array that was given is left as it is."""
-        return np.where(input_ids < 0, self._tokens[np.maximum(-input_ids, 0)], input_ids)
+        cells = np.maximum(-input_ids, 0)
+        if not cells.any():
+            return input_ids
+        known = np.maximum(input_ids, 0)
+        return self._runner.to_device(known) + self._tokens[self._runner.to_device(cells)]
 
-    def store(self, base: int, token_ids: IntArray) -> None:
+    def store(self, base: int, token_ids: Any) -> None:
         """Keeps the tokens of a batch in the cells from `base` on."""
         self._tokens[base : base + len(token_ids)] = token_ids
 
@@ -39,7 +47,7 @@ class TpModelWorkerClient:
 
     def __init__(self, worker: TpModelWorker) -> None:
         self._runner = worker.rank.runner
-        self._future_tokens = FutureTokenMap(worker.rank.config.future_cells)
+        self._future_tokens = FutureTokenMap(worker.rank.config.future_cells, self._runner)
         self._batches: SimpleQueue[ScheduleBatch] = SimpleQueue()
         self._launched: SimpleQueue[PendingForward | BaseException] = SimpleQueue()
         self._trace = trace.track()

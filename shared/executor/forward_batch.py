@@ -83,7 +83,8 @@ class ForwardBatch:
     `req_to_token[req_pool_indices[i], :seq_lens[i]]` (the new ones included).  Prefix slots of one request may
     be written by another request of the same batch, so a layer must store all KV before it attends.
 
-    A negative input id `-k` stands for the token in cell `k` of the future-token map (stage 4's overlap).
+    A negative input id `-k` stands for the token in cell `k` of the future-token map (stage 4's overlap); it is
+    replaced before `ForwardRunner.launch`, on the runner's device, and `input_ids` may then be a tensor there.
     """
 
     step: int
@@ -146,6 +147,13 @@ class ForwardRunner(Protocol):
 
     max_total_num_tokens: int
     """Token slots this rank has room for; the scheduler uses the minimum over ranks."""
+
+    def to_device(self, array: IntArray) -> Any:
+        """`array` as `PendingForward.device_token_ids` is: an array or a tensor, which index and add alike.
+
+        As `launch`, to be called by one thread only.
+        """
+        ...
 
     def launch(self, batch: ForwardBatch) -> PendingForward:
         """Starts one forward and one sample.  Forwards run in launch order."""

@@ -5,15 +5,18 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from shared import trace
-from shared.executor.forward_batch import ForwardBatch, ForwardMode, ForwardResult
+from shared.executor.forward_batch import ForwardBatch, ForwardMode, ForwardResult, PendingForward
 from shared.executor.kv_pool import make_kv_pools, num_slots_that_fit
-from shared.kernels import get_kernels
+from shared.executor.to_device import to_device
+from shared.kernels import make_kernels, make_sampling_kernels
+from shared.kernels.choice import resolve_backends
 from shared.layers.loader import WeightLoader
 from shared.layers.sampler import Sampler
 from shared.messages import IntArray
@@ -23,6 +26,8 @@ from shared.server_args import ServerArgs
 from shared.weights.files import WeightFiles
 from shared.weights.model_config import ModelConfig
 
+SPARE_SLOTS = 1
+"""At the end of every pool, for rows that only fill up a batch."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEEP_BLOCKS_OF_BYTES = 32 << 20  # the most that glibc takes
 _KEEP_BYTES = 1 << 30
@@ -69,8 +74,9 @@ class ModelRunner:
             _share_cores(local_ranks)
             _keep_freed_memory()
         dtype: torch.dtype = getattr(torch, server_args.dtype)
-        self._kernels = get_kernels(self.device.type)
-        self._sampler = Sampler()
+        server_args = resolve_backends(server_args, config.head_dim)
+        self._kernels = make_kernels(server_args.attention_backend, self.device)
+        self._sampler = Sampler(make_sampling_kernels(server_args.sampling_backend))
         self._trace = trace.track(trace.DEVICE_THREAD)
         with torch.inference_mode(), WeightFiles(Path(server_args.model_path)) as files:
             loader = WeightLoader(files, dtype, self.device)
@@ -83,7 +89,7 @@ class ModelRunner:
             )
             self.max_total_num_tokens = tp_group.agree_min(fitting)
             self._pools = make_kv_pools(
-                self.max_total_num_tokens,
+                self.max_total_num_tokens + SPARE_SLOTS,
                 config.num_hidden_layers,
                 shape.kv_heads,
                 shape.head_dim,
@@ -91,7 +97,10 @@ class ModelRunner:
                 self.device,
             )
 
-    def launch(self, batch: ForwardBatch) -> CompletedForward:
+    def to_device(self, array: IntArray) -> Any:
+        return array
+
+    def launch(self, batch: ForwardBatch) -> PendingForward:
         """Computes one forward and samples from it."""
         start_ns = self._trace.now()
         logits = self.forward(batch)
@@ -119,8 +128,8 @@ class ModelRunner:
         )
         return self._model.forward(inputs, self._pools)
 
-    def _to_device(self, array: IntArray) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
+    def _to_device(self, array: IntArray | Tensor) -> Tensor:
+        return array if isinstance(array, Tensor) else to_device(array, self.device)
 
 
 def _keep_freed_memory() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shared.executor.forward_batch import ForwardRunner
 from shared.incremental_detokenizer import StopFinder, TextDecoder
@@ -15,6 +15,9 @@ from shared.scheduling.determinism import DeterminismChecker
 from shared.server_args import ServerArgs
 from shared.weights.model_config import ModelConfig
 from shared.weights.tokenizer import load_backend
+
+if TYPE_CHECKING:
+    from shared.executor.model_runner import ModelRunner
 
 DEFAULT_MAX_RUNNING_REQUESTS = 256
 
@@ -73,12 +76,10 @@ def load_rank(
         forbidden = decoder.special_ids.union(model.eos_token_ids)
         runner = SimRunner(server_args, model.vocab_size, context_length, forbidden)
     else:
-        from shared.executor.model_runner import ModelRunner
-
         if gpu_id is None:
             tp_size_local = server_args.tp_size // server_args.nnodes
             gpu_id = dp_rank * tp_size_local + tp_rank % tp_size_local
-        runner = ModelRunner(
+        runner = runner_class(server_args.device)(
             server_args,
             model,
             tp_group,
@@ -109,6 +110,17 @@ def load_rank(
     )
     checker = DeterminismChecker(tp_group.gather_for_check) if server_args.check_determinism else None
     return Rank(runner, tp_group, config, checker)
+
+
+def runner_class(device: str) -> type[ModelRunner]:
+    """What runs a model on `device`, cpu or cuda."""
+    if device == "cuda":
+        from shared.executor.cuda_runner import CudaModelRunner
+
+        return CudaModelRunner
+    from shared.executor.model_runner import ModelRunner
+
+    return ModelRunner
 
 
 def dist_init_method(server_args: ServerArgs, port_args: PortArgs, dp_rank: int) -> str:

@@ -85,6 +85,9 @@ class SimRunner:
         """Busy time over the time from the first launch to the end of the last forward, 0 to 1."""
         return self.busy_ns / max(1, self.last_end_ns - self.first_launch_ns)
 
+    def to_device(self, array: IntArray) -> IntArray:
+        return array
+
     def launch(self, batch: ForwardBatch) -> SimForward:
         """Queues one forward behind those before it and returns at once.
 

@@ -1,6 +1,7 @@
-"""The operations a model is made of, behind one interface (`base.Kernels`) with a backend per device.
+"""The operations a model is made of, behind small interfaces (`base`), in three backends.
 
-`torch_backend` is the CPU's and the reference for the others.
+`torch_backend` is the CPU's and the reference for the others, `triton_backend` and `flashinfer_backend` are
+for GPUs; `choice` says which of them can run.  A backend is imported when it is made.
 """
 
 from __future__ import annotations
@@ -8,13 +9,40 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shared.kernels.base import Kernels
+    import torch
+
+    from shared.kernels.base import Kernels, SamplingKernels
 
 
-def get_kernels(device: str) -> Kernels:
-    """The backend for `device`.  Raises ValueError where there is none."""
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f"device {device!r} has no kernels")
-    from shared.kernels.torch_backend import TorchKernels
+def make_kernels(name: str, device: torch.device) -> Kernels:
+    """The attention backend `name` (torch, triton or flashinfer) for `device`.  Raises ValueError for another name."""
+    if name == "torch":
+        from shared.kernels.torch_backend import TorchKernels
 
-    return TorchKernels()
+        return TorchKernels()
+    if name == "triton":
+        from shared.kernels.triton_backend import TritonKernels
+
+        return TritonKernels()
+    if name == "flashinfer":
+        from shared.kernels.flashinfer_backend import FlashInferKernels
+
+        return FlashInferKernels(device)
+    raise ValueError(f"there is no backend {name!r}")
+
+
+def make_sampling_kernels(name: str) -> SamplingKernels:
+    """The sampling backend `name`, likewise."""
+    if name == "torch":
+        from shared.kernels.torch_sampling import TorchSampling
+
+        return TorchSampling()
+    if name == "triton":
+        from shared.kernels.triton_backend import TritonSampling
+
+        return TritonSampling()
+    if name == "flashinfer":
+        from shared.kernels.flashinfer_backend import FlashInferSampling
+
+        return FlashInferSampling()
+    raise ValueError(f"there is no backend {name!r}")

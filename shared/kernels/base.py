@@ -8,11 +8,12 @@ layout of the GPU libraries at a page size of one, and one row to copy or gather
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from shared.executor.forward_batch import ForwardBatch
+from shared.kernels.paged import PagedKv
 
 
 @dataclass(frozen=True)
@@ -69,5 +70,51 @@ class Kernels(Protocol):
 
         Scores are scaled by `1 / sqrt(D)`; query heads that share a KV head are next to each other.  The KV
         of the forward's own tokens must be in the pool.  Returns `[T, query_heads * D]`.
+        """
+        ...
+
+
+@runtime_checkable
+class GraphKernels(Kernels, Protocol):
+    """A backend whose decode can be captured in a CUDA graph: nothing in it looks at a value on the way."""
+
+    def plan_for_graph(
+        self, batch_size: int, kv_indices: Tensor, context_length: int, shape: AttentionShape, pool: Tensor
+    ) -> Any:
+        """A plan of decodes of `batch_size` requests, each of at most `context_length` tokens.
+
+        Its tensors stay where they are; `kv_indices` (int32, as long as such a batch can need) is one of them,
+        and may be shared by plans that are never used at a time.  It is fit for a run after `refill`.
+        """
+        ...
+
+    def refill(self, plan: Any, paged: PagedKv) -> None:
+        """Makes `plan` that of a batch of its size, without waiting for the device."""
+        ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far each row's distribution is narrowed, on the device of its logits."""
+
+    top_k: Tensor
+    """int64 [rows], 1 to the vocabulary size, which is no limit"""
+    top_p: Tensor
+    """float64 [rows], above 0, 1 for no limit; of what top-k leaves"""
+    min_p: Tensor
+    """float32 [rows, 1]; over the likeliest token's probability"""
+
+    def at(self, rows: Tensor) -> Limits:
+        return Limits(self.top_k[rows], self.top_p[rows], self.min_p[rows])
+
+
+class SamplingKernels(Protocol):
+    """The draw of `shared.layers.sampler` for rows that have a top-k or a top-p."""
+
+    def draw_limited(self, scores: Tensor, weights: Tensor, keys: Tensor, limits: Limits) -> Tensor:
+        """int64 `[rows]`: a token for each row, by the race that `Sampler` describes.
+
+        `scores` are float32 `[rows, vocab]`, 0 at their largest; `weights` are `exp(scores)`, which may be
+        written over; `keys` are those of `shared.layers.noise`, `[rows, 2]`.
         """
         ...

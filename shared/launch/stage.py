@@ -61,9 +61,11 @@ class BadFlag(Exception):
 def resolve_model(server_args: ServerArgs) -> ServerArgs:
     """Finds and prepares the model (a progress bar shows), and checks the flags that depend on it.
 
-    Returns the settings with `model_path` the folder and `served_model_name` the name that was asked for.
+    Returns the settings with `model_path` the folder, `served_model_name` the name that was asked for and the
+    backends chosen.
     Raises `BadFlag`.
     """
+    from shared.kernels.choice import resolve_backends
     from shared.parallel.partition import allowed_tp_sizes
     from shared.weights.prepare import prepare_model
 
@@ -76,6 +78,10 @@ def resolve_model(server_args: ServerArgs) -> ServerArgs:
             f"--tp-size {server_args.tp_size} cannot split {server_args.model_name} "
             f"(it has {config.num_key_value_heads} KV heads); give one of {sizes}"
         )
+    try:
+        server_args = resolve_backends(server_args, config.head_dim)
+    except ValueError as problem:
+        raise BadFlag(str(problem)) from None
     return dataclasses.replace(server_args, model_path=str(folder), served_model_name=server_args.model_name)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from shared.executor.forward_batch import FloatArray, ForwardBatch, SamplingBatch
+from shared.executor.to_device import to_device
 from shared.messages import IntArray
 
 
@@ -29,7 +30,7 @@ def adjust_logits(logits: torch.Tensor, batch: ForwardBatch) -> tuple[IntArray, 
         ],
         dtype=np.int64,
     )
-    adjusted = logits[torch.from_numpy(rows).to(logits.device)].float()
+    adjusted = logits[to_device(rows, logits.device)].float()
     _add_bias(adjusted, rows, sampling)
     _penalise(adjusted, rows, sampling)
     _block(adjusted, rows, blocked)
@@ -41,7 +42,7 @@ def _add_bias(adjusted: torch.Tensor, rows: IntArray, sampling: SamplingBatch) -
     if not entries:
         return
     cells = _cells([(at, ids) for at, ids, _ in entries], adjusted)
-    values = _on_device(np.concatenate([values for _, _, values in entries]), adjusted)
+    values = to_device(np.concatenate([values for _, _, values in entries]), adjusted.device)
     adjusted.view(-1).index_add_(0, cells, values)
 
 
@@ -61,11 +62,11 @@ def _penalise(adjusted: torch.Tensor, rows: IntArray, sampling: SamplingBatch) -
     subtracted: FloatArray = np.concatenate(
         [output[seen] * frequency[row] + (output[seen] > 0) * presence[row] for _, row, seen, output in entries]
     ).astype(np.float32)
-    factor = _on_device(repetition, adjusted)
+    factor = to_device(repetition, adjusted.device)
     flat = adjusted.view(-1)
     values = flat[cells]
     values = torch.where(values > 0, values / factor, values * factor)
-    flat[cells] = values.sub_(_on_device(subtracted, adjusted))
+    flat[cells] = values.sub_(to_device(subtracted, adjusted.device))
 
 
 def _block(adjusted: torch.Tensor, rows: IntArray, blocked: list[IntArray | None]) -> None:
@@ -76,8 +77,4 @@ def _block(adjusted: torch.Tensor, rows: IntArray, blocked: list[IntArray | None
 
 def _cells(entries: list[tuple[int, IntArray]], matrix: torch.Tensor) -> torch.Tensor:
     """Flat indices into `matrix` of (row, column ids) pairs, int64."""
-    return _on_device(np.concatenate([at * matrix.shape[1] + ids for at, ids in entries]), matrix)
-
-
-def _on_device(array: IntArray | FloatArray, like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(array).to(like.device)
+    return to_device(np.concatenate([at * matrix.shape[1] + ids for at, ids in entries]), matrix.device)

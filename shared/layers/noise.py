@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from shared.executor.mix64 import UInt64Array, mix64
@@ -19,10 +20,10 @@ _MULTIPLIER_1 = 0x85EBCA6B - 2**32
 _MULTIPLIER_2 = 0xC2B2AE35 - 2**32
 
 
-def row_keys(seed: UInt64Array, position: IntArray) -> torch.Tensor:
+def row_keys(seed: UInt64Array, position: IntArray) -> npt.NDArray[np.int32]:
     """int32 `[rows, 2]` for rows that draw the token at `position` under `seed` (both `[rows]`)."""
     keys = mix64(mix64(seed) + position.astype(np.uint64))
-    return torch.from_numpy(keys.view(np.int32).reshape(-1, 2))
+    return keys.view(np.int32).reshape(-1, 2)
 
 
 def exponential_noise(keys: torch.Tensor, ids: torch.Tensor | None, vocab_size: int) -> torch.Tensor:

@@ -2,18 +2,52 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
-from shared.executor.forward_batch import ForwardBatch, ForwardResult, SamplingBatch
+from shared.executor.forward_batch import BoolArray, ForwardBatch, ForwardResult
+from shared.executor.to_device import to_device
+from shared.kernels.base import Limits, SamplingKernels
+from shared.kernels.torch_sampling import best_first, race
 from shared.layers.adjust_logits import adjust_logits
 from shared.layers.noise import exponential_noise, row_keys
 from shared.messages import IntArray, TokenLogprob
 
-CANDIDATES = 1024
-"""How many of the likeliest tokens are sorted at first: enough for nearly every top-k and top-p."""
 ROWS_AT_ONCE = 16
-"""Random rows worked on together: their temporaries stay in a CPU's cache, and small beside the logits."""
+"""Random rows worked on together on a CPU: their temporaries stay in its cache, and small beside the logits."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What was sampled, still on the device."""
+
+    token_ids: torch.Tensor
+    """int64 [bs]"""
+    failed: torch.Tensor
+    """bool [bs]"""
+    logprobs: DeviceLogprobs | None
+
+    def to_host(self) -> Sampled:
+        """The same on the CPU.  From a GPU the copies are only queued: they are there after what was queued."""
+        logprobs = None if self.logprobs is None else self.logprobs.to_host()
+        return Sampled(_to_host(self.token_ids), _to_host(self.failed), logprobs)
+
+    def result(self, batch: ForwardBatch) -> ForwardResult:
+        """Of values on the CPU, to be asked for once: adds each token to its row's `TokenCounts`, unless the row
+        emits none."""
+        token_ids, failed = self.token_ids.numpy(), self.failed.numpy()
+        if batch.sampling.any_adjustment:
+            for row, counts in enumerate(batch.sampling.counts):
+                if counts is not None and batch.emits[row]:
+                    counts.add(int(token_ids[row]))
+        logprobs: list[TokenLogprob | None] | None = None
+        if batch.top_logprobs_nums is not None:
+            logprobs = [None] * len(token_ids)
+            if self.logprobs is not None:
+                self.logprobs.list_into(logprobs, batch.top_logprobs_nums, failed)
+        return ForwardResult(token_ids, logprobs, failed if failed.any() else None)
 
 
 class Sampler:
@@ -25,16 +59,23 @@ class Sampler:
     vocabulary, which move with the batch size, into another token.
     """
 
-    @torch.inference_mode()
+    def __init__(self, kernels: SamplingKernels) -> None:
+        self._kernels = kernels
+
     def __call__(self, logits: torch.Tensor, batch: ForwardBatch) -> ForwardResult:
+        """Samples from `logits` on the CPU; see `sample`."""
+        return self.sample(logits, batch).result(batch)
+
+    @torch.inference_mode()
+    def sample(self, logits: torch.Tensor, batch: ForwardBatch) -> Sampled:
         """Samples from `logits`, `[bs, vocab]` in any float type, which are left as they are.
 
-        Adds each token to its row's `TokenCounts`, unless the row emits none.  A row is marked `failed` if
-        its largest logit is NaN or infinite, before or after adjustment: it has no distribution to choose
-        from.  Log-probabilities are those of the logits as given; failed rows and rows that emit nothing have
-        none.
+        Does not wait for the device, but reads the rows' `TokenCounts` as they are now.  A row is marked
+        `failed` if its largest logit is NaN or infinite, before or after adjustment: it has no distribution
+        to choose from.  Log-probabilities are those of the logits as given; failed rows and rows that emit
+        nothing have none.
         """
-        sampling = batch.sampling
+        sampling, device = batch.sampling, logits.device
         largest, token_ids = logits.max(dim=-1)
         failed = ~largest.isfinite()
 
@@ -42,132 +83,87 @@ class Sampler:
         if sampling.any_adjustment:
             rows, adjusted = adjust_logits(logits, batch)
         if rows.size:
-            at = _index(rows, logits.device)
+            at = to_device(rows, device)
             largest, token_ids[at] = adjusted.max(dim=-1)
             failed[at] |= ~largest.isfinite()
 
         if not sampling.all_greedy:
             random_rows = np.flatnonzero(~sampling.greedy)
-            for start in range(0, random_rows.size, ROWS_AT_ONCE):
-                some = random_rows[start : start + ROWS_AT_ONCE]
-                scores = logits[_index(some, logits.device)].float()
+            at_once = ROWS_AT_ONCE if device.type == "cpu" else random_rows.size
+            for start in range(0, random_rows.size, at_once):
+                some = random_rows[start : start + at_once]
+                scores = logits[to_device(some, device)].float()
                 _, taken, replaced = np.intersect1d(rows, some, assume_unique=True, return_indices=True)
-                scores[_index(replaced, logits.device)] = adjusted[_index(taken, logits.device)].float()
-                token_ids[_index(some, logits.device)] = _draw(scores, some, batch)
+                scores[to_device(replaced, device)] = adjusted[to_device(taken, device)].float()
+                token_ids[to_device(some, device)] = self._draw(scores, some, batch)
+        return Sampled(token_ids, failed, _logprobs(logits, token_ids, batch))
 
-        next_token_ids = token_ids.cpu().numpy()
-        failed_rows = failed.cpu().numpy()
-        if sampling.any_adjustment:
-            for row, counts in enumerate(sampling.counts):
-                if counts is not None and batch.emits[row]:
-                    counts.add(int(next_token_ids[row]))
-        logprobs = None
-        if batch.top_logprobs_nums is not None:
-            wanted = [
-                None if failed_rows[row] or not batch.emits[row] else top_num
-                for row, top_num in enumerate(batch.top_logprobs_nums)
-            ]
-            logprobs = _logprobs(logits, token_ids, wanted)
-        return ForwardResult(next_token_ids, logprobs, failed_rows if failed_rows.any() else None)
+    def _draw(self, scores: torch.Tensor, rows: IntArray, batch: ForwardBatch) -> torch.Tensor:
+        """int64 `[rows]`: a token for each of the batch's `rows`; `scores` are their float32 logits, overwritten.
 
+        The limits narrow the distribution after temperature one after another: top-k; top-p over what top-k
+        left; min-p, which compares with the likeliest token and so needs no renormalising.
+        """
+        sampling, vocab_size, device = batch.sampling, scores.shape[1], scores.device
+        scores -= scores.amax(dim=-1, keepdim=True)
+        scores /= to_device(sampling.temperature[rows, None], device)
+        weights = scores.exp()
+        keys = to_device(row_keys(sampling.seed[rows], batch.seq_lens[rows]), device)
+        limits = Limits(
+            top_k=to_device(np.minimum(sampling.top_k[rows], vocab_size), device),
+            top_p=to_device(sampling.top_p[rows].astype(np.float64), device),
+            min_p=to_device(sampling.min_p[rows, None], device),
+        )
+        is_limited = (sampling.top_k[rows] < vocab_size) | (sampling.top_p[rows] < 1)
+        if is_limited.all():
+            return self._kernels.draw_limited(scores, weights, keys, limits)
 
-def _draw(scores: torch.Tensor, rows: IntArray, batch: ForwardBatch) -> torch.Tensor:
-    """int64 `[rows]`: a token for each of the batch's `rows`; `scores` are their float32 logits, overwritten.
-
-    The limits narrow the distribution after temperature one after another: top-k; top-p over what top-k left;
-    min-p, which compares with the likeliest token and so needs no renormalising.
-    """
-    sampling, vocab_size, device = batch.sampling, scores.shape[1], scores.device
-    scores -= scores.amax(dim=-1, keepdim=True)
-    scores /= torch.from_numpy(sampling.temperature[rows, None]).to(device)
-    weights = scores.exp()
-    keys = row_keys(sampling.seed[rows], batch.seq_lens[rows]).to(device)
-    min_p = torch.from_numpy(sampling.min_p[rows, None]).to(device)
-    tokens = torch.empty(rows.size, dtype=torch.int64, device=device)
-
-    limited = (sampling.top_k[rows] < vocab_size) | (sampling.top_p[rows] < 1)
-    open_rows = _index(np.flatnonzero(~limited), device)
-    if len(open_rows):
-        noise = exponential_noise(keys[open_rows], None, vocab_size)
-        tokens[open_rows] = _race(weights[open_rows], min_p[open_rows], noise)
-
-    left = np.flatnonzero(limited)
-    for width in (min(CANDIDATES, vocab_size), vocab_size):
-        if left.size:
-            at = _index(left, device)
-            best, ids, short = _candidates(scores[at], weights[at], rows[left], sampling, width)
-            noise = exponential_noise(keys[at], ids, vocab_size)
-            tokens[at] = ids.gather(1, _race(best, min_p[at], noise)[:, None])[:, 0]
-            left = left[short.cpu().numpy()]
-    return tokens
+        tokens = torch.empty(rows.size, dtype=torch.int64, device=device)
+        free = to_device(np.flatnonzero(~is_limited), device)
+        tokens[free] = race(weights[free], limits.min_p[free], exponential_noise(keys[free], None, vocab_size))
+        if is_limited.any():
+            at = to_device(np.flatnonzero(is_limited), device)
+            tokens[at] = self._kernels.draw_limited(scores[at], weights[at], keys[at], limits.at(at))
+        return tokens
 
 
-def _race(weights: torch.Tensor, min_p: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """int64 `[rows]`: the winning column of each row; `weights` are probabilities over the largest one."""
-    return weights.masked_fill(weights < min_p, 0).div_(noise).argmax(dim=-1)
+@dataclass(frozen=True)
+class DeviceLogprobs:
+    """Natural-log probabilities of some rows of a batch, `rows`."""
+
+    rows: list[int]
+    chosen: torch.Tensor
+    """float32 [rows]"""
+    top_ids: torch.Tensor
+    """int64 [rows, most that any row asks for], likeliest first"""
+    top: torch.Tensor
+    """float32, likewise"""
+
+    def to_host(self) -> DeviceLogprobs:
+        return DeviceLogprobs(self.rows, _to_host(self.chosen), _to_host(self.top_ids), _to_host(self.top))
+
+    def list_into(self, logprobs: list[TokenLogprob | None], top_nums: list[int | None], failed: BoolArray) -> None:
+        """Sets the entries of these rows, but for failed ones, each with as many alternatives as it asked for."""
+        values = zip(self.rows, self.chosen.tolist(), self.top_ids.tolist(), self.top.tolist(), strict=True)
+        for row, chosen, top_ids, top in values:
+            if not failed[row]:
+                logprobs[row] = TokenLogprob(chosen, tuple(zip(top_ids, top, strict=True))[: top_nums[row]])
 
 
-def _candidates(
-    scores: torch.Tensor, weights: torch.Tensor, rows: IntArray, sampling: SamplingBatch, width: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Weights (zero outside top-k and top-p) and ids of each row's `width` best, and which rows need more.
-
-    The first two are `[rows, width]`, best first; the third is bool `[rows]`.
-    """
-    vocab_size, device = scores.shape[1], scores.device
-    ids = best_first(scores, width)
-    best = weights.gather(1, ids)
-    reached = best.cumsum(dim=-1, dtype=torch.float64)
-    top_k = torch.from_numpy(sampling.top_k[rows, None]).to(device)
-    top_p = torch.from_numpy(sampling.top_p[rows, None].astype(np.float64)).to(device)
-
-    unlimited = top_k >= vocab_size
-    whole = weights.sum(dim=-1, keepdim=True, dtype=torch.float64)
-    mass = torch.where(unlimited, whole, reached.gather(1, top_k.clamp(max=width) - 1))
-    # A token is in while the mass before it falls short of p: the smallest set that reaches p.
-    in_top_p = (reached - best < mass * top_p).sum(dim=-1, keepdim=True)
-    kept = in_top_p.minimum(top_k).clamp_(min=1)
-    best.masked_fill_(torch.arange(width, device=device) >= kept, 0)
-    short = (top_k.clamp(max=vocab_size) > width) & ((in_top_p >= width) | ~unlimited)
-    return best, ids, short[:, 0]
-
-
-def best_first(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """int64 `[rows, count]`: columns of the largest float32 `scores`, largest first, ties by column."""
-    # One int64 orders by both: the score's bits, made monotone, above the column counted backwards.
-    bits = (scores + 0.0).view(torch.int32)
-    keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
-    keys <<= 32
-    keys |= torch.arange(scores.shape[1] - 1, -1, -1, device=scores.device)
-    if keys.device.type != "cpu":
-        return keys.topk(count).indices
-    # NumPy's vectorised sorts of plain integers take a third of the time of torch's, which carry indices.
-    array = keys.numpy()
-    if count < array.shape[1]:
-        array.partition(array.shape[1] - count)
-        array = array[:, -count:]
-    array.sort()
-    return torch.from_numpy(scores.shape[1] - 1 - (array[:, ::-1] & 0xFFFFFFFF))
-
-
-def _logprobs(logits: torch.Tensor, token_ids: torch.Tensor, top_nums: list[int | None]) -> list[TokenLogprob | None]:
-    """Natural-log probabilities of the rows with a number in `top_nums`, with that many alternatives."""
-    logprobs: list[TokenLogprob | None] = [None] * len(top_nums)
-    rows = [row for row, top_num in enumerate(top_nums) if top_num is not None]
+def _logprobs(logits: torch.Tensor, token_ids: torch.Tensor, batch: ForwardBatch) -> DeviceLogprobs | None:
+    """Of the rows that emit a token and ask for its log-probability; None where there are none."""
+    top_nums = batch.top_logprobs_nums or []
+    rows = [row for row, top_num in enumerate(top_nums) if top_num is not None and batch.emits[row]]
     if not rows:
-        return logprobs
-    at = torch.tensor(rows, device=logits.device)
+        return None
+    at = to_device(np.array(rows), logits.device)
     raw = logits[at].float()
     normaliser = raw.logsumexp(dim=-1, keepdim=True)
-    chosen = (raw.gather(1, token_ids[at, None]) - normaliser)[:, 0].tolist()
     most = min(max(top_nums[row] or 0 for row in rows), raw.shape[1])
-    ids = best_first(raw, most) if most else token_ids.new_empty(len(rows), 0)
-    best = (raw.gather(1, ids) - normaliser).tolist()
-    for row, logprob, top_ids, top_logprobs in zip(rows, chosen, ids.tolist(), best, strict=True):
-        top = tuple(zip(top_ids, top_logprobs, strict=True))
-        logprobs[row] = TokenLogprob(logprob, top[: top_nums[row]])
-    return logprobs
+    top_ids = best_first(raw, most) if most else token_ids.new_empty(len(rows), 0)
+    chosen = (raw.gather(1, token_ids[at, None]) - normaliser)[:, 0]
+    return DeviceLogprobs(rows, chosen, top_ids, raw.gather(1, top_ids) - normaliser)
 
 
-def _index(rows: IntArray, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(rows).to(device)
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("cpu", non_blocking=True)

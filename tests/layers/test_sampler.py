@@ -11,8 +11,9 @@ import torch
 
 from shared.executor.forward_batch import ForwardBatch, ForwardMode, SamplingBatch, TokenCounts
 from shared.executor.mix64 import mix64
+from shared.kernels.torch_sampling import CANDIDATES, TorchSampling
 from shared.layers.noise import exponential_noise, row_keys
-from shared.layers.sampler import CANDIDATES, Sampler
+from shared.layers.sampler import Sampler
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 NOTHING = np.zeros(0, dtype=np.int64)
@@ -70,7 +71,7 @@ def batch_of(rows: Sequence[dict[str, Any]], vocab_size: int) -> ForwardBatch:
 
 
 def sample(logits: torch.Tensor, rows: Sequence[dict[str, Any]]) -> list[int]:
-    result = Sampler()(logits, batch_of(rows, logits.shape[1]))
+    result = Sampler(TorchSampling())(logits, batch_of(rows, logits.shape[1]))
     assert result.failed is None
     return [int(token) for token in result.next_token_ids]
 
@@ -116,7 +117,7 @@ def test_a_row_with_nan_or_infinity_fails_alone(bad: float, settings: dict[str, 
     rows = [row(**settings, seed=i) for i in range(4)]
     unharmed = sample(logits, rows)
     logits[2, 1234] = bad
-    result = Sampler()(logits, batch_of(rows, 3000))
+    result = Sampler(TorchSampling())(logits, batch_of(rows, 3000))
     assert result.failed is not None and result.failed.tolist() == [False, False, True, False]
     assert [result.next_token_ids[i] for i in (0, 1, 3)] == [unharmed[i] for i in (0, 1, 3)]
     assert 0 <= result.next_token_ids[2] < 3000
@@ -125,14 +126,14 @@ def test_a_row_with_nan_or_infinity_fails_alone(bad: float, settings: dict[str, 
 def test_nan_at_a_blocked_id_still_fails() -> None:
     logits = torch.tensor([[0.0, torch.nan, 1.0]])
     blocked = row(greedy=True, blocked=(5, np.array([1])))
-    result = Sampler()(logits, batch_of([blocked], 3))
+    result = Sampler(TorchSampling())(logits, batch_of([blocked], 3))
     assert result.failed is not None and result.failed[0]
 
 
 @pytest.mark.parametrize("greedy", [True, False])
 def test_a_row_with_every_token_blocked_fails_and_does_not_raise(greedy: bool) -> None:
     blocked = row(greedy=greedy, top_p=0.5, blocked=(5, np.arange(3)))
-    result = Sampler()(torch.zeros(2, 3), batch_of([blocked, GREEDY], 3))
+    result = Sampler(TorchSampling())(torch.zeros(2, 3), batch_of([blocked, GREEDY], 3))
     assert result.failed is not None and result.failed.tolist() == [True, False]
     assert result.next_token_ids[1] == 0
 
@@ -144,7 +145,7 @@ def test_logprobs_are_of_the_raw_logits_and_only_for_rows_that_ask() -> None:
     logits = random_logits(4, 200)
     bent = row(greedy=True, bias=(np.array([7]), np.array([90.0], np.float32)), top_num=3)
     rows = [bent, row(temperature=5.0, seed=1, top_num=0), row(), row(greedy=True, top_num=1)]
-    result = Sampler()(logits, batch_of(rows, 200))
+    result = Sampler(TorchSampling())(logits, batch_of(rows, 200))
     expected = logits.double().log_softmax(-1)
     assert result.logprobs is not None and result.logprobs[2] is None
     for i, top_num in [(0, 3), (1, 0), (3, 1)]:
@@ -160,7 +161,7 @@ def test_logprobs_are_of_the_raw_logits_and_only_for_rows_that_ask() -> None:
 def test_the_greedy_token_comes_first_among_tied_alternatives() -> None:
     logits = torch.zeros(1, 50)
     logits[0, [40, 20, 30]] = 1.0
-    result = Sampler()(logits, batch_of([row(greedy=True, top_num=2)], 50))
+    result = Sampler(TorchSampling())(logits, batch_of([row(greedy=True, top_num=2)], 50))
     assert result.next_token_ids[0] == 20
     assert result.logprobs is not None and result.logprobs[0] is not None
     assert [token for token, _ in result.logprobs[0].top] == [20, 30]
@@ -169,7 +170,7 @@ def test_the_greedy_token_comes_first_among_tied_alternatives() -> None:
 def test_failed_rows_and_rows_that_emit_nothing_have_no_logprobs() -> None:
     logits = torch.tensor([[torch.nan, 0.0], [1.0, 0.0], [1.0, 0.0]])
     rows = [row(greedy=True, top_num=1, emits=emits) for emits in (True, False, True)]
-    logprobs = Sampler()(logits, batch_of(rows, 2)).logprobs
+    logprobs = Sampler(TorchSampling())(logits, batch_of(rows, 2)).logprobs
     assert logprobs is not None and [entry is None for entry in logprobs] == [True, True, False]
 
 
@@ -273,7 +274,7 @@ def test_consecutive_positions_and_neighbouring_seeds_are_uncorrelated() -> None
 
 
 def test_noise_is_exponential_and_the_same_for_a_token_wherever_it_is_looked_up() -> None:
-    keys = row_keys(np.arange(4, dtype=np.uint64), np.arange(4))
+    keys = torch.from_numpy(row_keys(np.arange(4, dtype=np.uint64), np.arange(4)))
     whole = exponential_noise(keys, None, 49_152)
     ids = torch.randint(49_152, (4, 100), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(exponential_noise(keys, ids, 49_152), whole.gather(1, ids))
@@ -299,7 +300,7 @@ def test_noise_is_that_of_unsigned_32_bit_arithmetic() -> None:
     low, high = np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32)
     bits = finalise(hashed ^ low, int(high) | 1, 15) & np.uint32(0x7FFFFFFF)
     expected = -np.log1p(-np.minimum((bits + 0.5) / 2**31, 1 - 2.0**-24))
-    noise = exponential_noise(row_keys(np.array([2**63 + 5], np.uint64), np.array([77])), None, 1000)
+    noise = exponential_noise(torch.from_numpy(row_keys(np.array([2**63 + 5], np.uint64), np.array([77]))), None, 1000)
     np.testing.assert_allclose(noise[0].numpy(), expected, rtol=1e-4)
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 import transformers
 
-from shared.executor.forward_batch import ForwardBatch, ForwardMode, SamplingBatch
+from bench.gpu_check.cases import greedy_sampling
+from shared.executor.forward_batch import ForwardBatch, ForwardMode
 from shared.executor.model_runner import ModelRunner
 from shared.parallel.tp_group import TpGroup
 from shared.server_args import ServerArgs
@@ -87,26 +88,6 @@ def make_runner(folder: Path, tp_group: TpGroup | None = None, **changes: Any) -
         tp_group,
         context_length=CONTEXT_LENGTH,
         max_running_requests=16,
-    )
-
-
-def greedy_sampling(count: int, vocab_size: int) -> SamplingBatch:
-    floats = np.zeros(count, dtype=np.float32)
-    return SamplingBatch(
-        greedy=np.ones(count, dtype=np.bool_),
-        temperature=floats + 1,
-        top_k=np.full(count, vocab_size),
-        top_p=floats + 1,
-        min_p=floats,
-        frequency_penalty=floats,
-        presence_penalty=floats,
-        repetition_penalty=floats + 1,
-        seed=np.zeros(count, dtype=np.uint64),
-        counts=[None] * count,
-        logit_bias=[None] * count,
-        blocked_until=[None] * count,
-        all_greedy=True,
-        any_adjustment=False,
     )
 
 

@@ -1,0 +1,1 @@
+"""The Triton kernels themselves; `shared.kernels.triton_backend` launches them."""
