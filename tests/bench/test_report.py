@@ -1,0 +1,136 @@
+"""What the report makes of a results file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench import __main__ as bench_main
+from bench.compare import compare
+from bench.readme import BEGIN, END, with_table
+from bench.report import page
+from bench.report.estimate import Estimate, differ, number, shown, verdict
+from bench.report.sections import sections
+from bench.report.table import Table
+from bench.report.tradeoffs import against_releases, main_table
+from bench.results import save
+from tests.bench.sample_results import sample_results
+
+
+def test_a_median_has_the_range_of_few_rounds_and_the_bootstrap_of_many() -> None:
+    assert Estimate.of([3.0, 1.0, 2.0]) == Estimate(2.0, 1.0, 3.0, 3)
+    many = Estimate.of([1.0] * 20 + [100.0])
+    assert (many.median, many.low, many.high) == (1.0, 1.0, 1.0)
+    assert Estimate.of([1.0, 2.0, 3.0, 4.0, 5.0]).low < 3.0 < Estimate.of([1.0, 2.0, 3.0, 4.0, 5.0]).high
+    with pytest.raises(ValueError, match="no round"):
+        Estimate.of([])
+
+
+def test_differences_within_the_rounds_are_noise() -> None:
+    a, b, c = Estimate.of([1.0, 1.4]), Estimate.of([1.3, 1.6]), Estimate.of([1.5, 1.8])
+    once = Estimate.of([9.0])
+    assert not differ(a, b) and differ(a, c) and not differ(a, once)
+    assert verdict(a, b) == "no difference beyond the noise"
+    assert verdict(a, c) == "more" and verdict(c, a) == "less"
+    assert "one round only" in verdict(a, once)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.04123, "0.0412"), (1.254, "1.25"), (35.12, "35.1"), (1490.4, "1,490"), (-2.5, "-2.50")],
+)
+def test_numbers_show_three_digits(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_a_cell_shows_its_interval_unless_it_was_measured_once() -> None:
+    assert shown(Estimate.of([1.0, 3.0])) == "2.00 (1.00–3.00)"
+    assert shown(Estimate.of([1.0])) == "1.00"
+    assert shown(None) == "–"
+
+
+def test_every_suite_has_its_plots_and_its_table() -> None:
+    made = {section.id: section for section in sections(Table(sample_results()))}
+    assert all(section.measured for section in made.values())
+    with_plots = {"steps", "overhead", "arrivals", "payload", "dispatch", "serving", "idle", "start"}
+    assert {name for name, section in made.items() if section.plots} == with_plots
+    assert {name for name, section in made.items() if section.says} == with_plots | {"floors"}
+
+
+def test_a_file_of_one_suite_says_that_the_others_were_not_measured() -> None:
+    results = sample_results()
+    results.records = [record for record in results.records if record.suite == "idle"]
+    assert [section.id for section in sections(Table(results)) if section.measured] == ["idle"]
+    assert page.html(results).count("Not measured.") == 9
+    assert page.markdown(results).count("Not measured.") == 9
+
+
+def test_a_file_of_one_stage_leaves_the_other_rows_empty() -> None:
+    results = sample_results()
+    results.records = [record for record in results.records if record.stage == "stage2"]
+    rows = {row[0]: row[3:] for row in main_table(Table(results)).rows}
+    assert "–" not in rows["stage 2"]
+    assert set(rows["stage 1"]) == {"– / –", "–"}
+    assert page.html(results)
+
+
+def test_a_changed_figure_changes_the_table_and_the_page() -> None:
+    results = sample_results()
+    before, page_before = main_table(Table(results)), page.html(results)
+    place, record = next(
+        (i, r) for i, r in enumerate(results.records) if r.suite == "step_overhead" and r.case["running"] == 32
+    )
+    results.records[place] = replace(record, figures={**record.figures, "period_us_mean": 77_777.0})
+    after = main_table(Table(results))
+    assert [row for row in after.rows if row not in before.rows] == [after.rows[0]]
+    assert "77,777" in after.rows[0][3]
+    assert "77,777" in page.html(results) and "77,777" not in page_before
+
+
+def test_segments_that_no_family_knows_are_shown_as_other() -> None:
+    steps = sections(Table(sample_results()))[0]
+    assert all(">other<" in svg for _, svg in steps.plots)
+
+
+def test_ratios_to_the_releases_are_of_the_figures_in_the_file() -> None:
+    grid = against_releases(Table(sample_results()))
+    row = next(row for row in grid.rows if row[:3] == ["stage 1", "TP 1", "1"])
+    ours = float(row[3].split()[0])
+    assert row[6] == number(ours / float(row[5].replace(",", "")))
+
+
+def test_json_has_every_case_with_its_interval() -> None:
+    results = sample_results()
+    rows = json.loads(page.as_json(results))["rows"]
+    assert len(rows) == len(results.records) // 2
+    assert all(figure["low"] < figure["median"] < figure["high"] for row in rows for figure in row["figures"].values())
+
+
+def test_compare_tells_a_change_from_noise() -> None:
+    before, after = sample_results(), sample_results()
+    moved = after.records[0]
+    for place, record in enumerate(after.records):
+        if (record.suite, record.stage, record.case) == (moved.suite, moved.stage, moved.case):
+            after.records[place] = replace(record, figures={**record.figures, "period_us_mean": 5_000.0 + place})
+    told = [change for change in compare(before, after) if change[-1] in ("more", "less")]
+    assert [(change[0].case, change[1], change[-1]) for change in told] == [(moved.case, "period_us_mean", "more")]
+
+
+def test_the_commands_refuse_a_broken_file_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, broken = tmp_path / "whole.json", tmp_path / "broken.json"
+    save(sample_results(), whole)
+    broken.write_text(whole.read_text()[:-200])
+    for command in (["report", str(broken)], ["compare", str(whole), str(broken)], ["readme", str(broken)]):
+        assert bench_main.main(command) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and str(broken) in error
+
+
+def test_the_table_goes_between_its_marks() -> None:
+    readme = f"above\n{BEGIN}\nold\n{END}\nbelow\n"
+    assert with_table(readme, "new") == f"above\n{BEGIN}\n\nnew\n{END}\nbelow\n"
+    with pytest.raises(ValueError, match="lacks"):
+        with_table("nothing here", "new")
