@@ -44,12 +44,20 @@ DRIVER = {
 OTHER_RANK = {1: "stage1: model TP1", 2: "stage2: model TP1", 3: "stage3: model TP1", 4: "stage4: scheduler TP1"}
 
 
+FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+"""Of this run, removed when it ends."""
+
+
+def new_folder() -> Path:
+    FOLDERS.append(tempfile.TemporaryDirectory(prefix="eras-trace-"))
+    return Path(FOLDERS[-1].name)
+
+
 @functools.cache
 def traced(stage: int) -> Path:
     """The folder of a server with two ranks that has answered `RIDS`, one of them alone."""
-    folder = Path(tempfile.mkdtemp(prefix="eras-trace-"))
-    spoiled = Path(tempfile.mkdtemp(prefix="eras-plugin-"))
-    env = changing("shared.scheduling.core", SLEEP, spoiled)
+    folder = new_folder()
+    env = changing("shared.scheduling.core", SLEEP, new_folder())
     flags = ("--device", "sim", "--sim-decode-ms", "1", "--tp-size", "2", "--trace-dir", str(folder))
     with Server(stage, *flags, env=env) as server:
 
