@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from dataclasses import replace
 
 from bench.live_server import LiveServer
 from bench.plan import Case, Figures, Plan, Setup
@@ -16,13 +17,19 @@ def cases(plan: Plan) -> list[Case]:
     found = []
     for stage in plan.stages:
         for tp in (1, 2) if plan.full else (2,):
-            for sleeps in (False, True):
-                setup = Setup(stage, tp, decode_ms=8)
-                if sleeps:
-                    setup = Setup(stage, tp, decode_ms=8, variant="sleep_on_idle", flags=("--sleep-on-idle",))
+            for setup, sleeps in _setups(stage, tp):
                 what = {**setups.what(setup), "sleep_on_idle": sleeps}
                 run = functools.partial(measure, seconds=5.0 if plan.full else 1.0)
                 found.append(Case("idle", f"stage{stage}", what, run, setup, rounds=None if plan.full else 1))
+    return found
+
+
+def _setups(stage: int, tp: int) -> list[tuple[Setup, bool]]:
+    """Each server, and whether it sleeps."""
+    sleeping = Setup(stage, tp, decode_ms=8, variant="sleep_on_idle", flags=("--sleep-on-idle",))
+    found = [(Setup(stage, tp, decode_ms=8), False), (sleeping, True)]
+    if stage == 4:
+        found.append((replace(setups.in_turn(tp, 1, 8.0), traced=False), False))
     return found
 
 

@@ -31,10 +31,12 @@ def cases(plan: Plan) -> list[Case]:
 
 
 def _setups(stage: int) -> list[tuple[Setup, str]]:
-    plain = setups.in_turn(2, 1, 0.0) if stage == 4 else Setup(stage, 2, traced=True)
-    if stage != 3:
-        return [(plain, "")]
-    return [(plain, "list"), (BUFFER, "buffer")]
+    plain = Setup(stage, 2, traced=True)
+    if stage == 3:
+        return [(plain, "list"), (BUFFER, "buffer")]
+    if stage == 4:
+        return [(plain, ""), (setups.in_turn(2, 1, 0.0), "")]
+    return [(plain, "")]
 
 
 def _repeats(kib: int, full: bool) -> int:

@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.server.process import wait_gone
 
-SELECTION = ("--stage", "4", "--suite", "idle", "--rounds", "1")
+SELECTION = ("--stage", "3", "--suite", "idle", "--rounds", "1")
 
 
 def start(results: Path, *more: str) -> subprocess.Popen[str]:
@@ -67,7 +67,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[di
 def test_ctrl_c_keeps_what_was_measured(interrupted: tuple[Path, list[dict[str, Any]]]) -> None:
     results, kept = interrupted
     (record,) = kept
-    assert record["stage"] == "stage4" and record["case"]["sleep_on_idle"] is False
+    assert record["stage"] == "stage3" and record["case"]["sleep_on_idle"] is False
     assert 0.1 < record["figures"]["cpu_share_all"] < 3
     assert json.loads(results.read_text())["finished"] is None
 
