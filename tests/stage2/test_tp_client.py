@@ -11,6 +11,7 @@ import pytest
 import rpyc
 from rpyc.utils.classic import obtain
 
+from shared import trace
 from shared.launch.rpyc_transport import connect, serve
 from shared.messages import AbortReq, PortArgs
 from shared.server_args import ServerArgs
@@ -38,7 +39,7 @@ def start_rank(step: Any) -> int:
 
 def client(*steps: Any) -> ModelTpClient:
     ports = [start_rank(step) for step in steps]
-    return ModelTpClient(ServerArgs(tp_size=len(steps)), PortArgs("", "", "", "", SECRET), 3, ports)
+    return ModelTpClient(ServerArgs(tp_size=len(steps)), PortArgs("", "", "", "", SECRET), 3, ports, trace.track())
 
 
 def test_every_rank_gets_the_requests_and_rank_0s_answer_counts() -> None:

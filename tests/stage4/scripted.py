@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +47,8 @@ class Answer:
 class Answers(dict[str, Answer]):
     """Stands in for the socket to the detokenizer."""
 
-    def send_pyobj(self, message: object) -> None:
+    def send(self, data: bytes) -> None:
+        message = pickle.loads(data)
         if not isinstance(message, BatchTokenIDOut):
             return
         assert len(set(message.rids)) == len(message.rids)
