@@ -11,9 +11,11 @@ from bench.suites import setups
 
 
 def cases(plan: Plan) -> list[Case]:
-    return [
-        Case("start_memory", f"stage{setup.stage}", setups.what(setup), measure, setup) for setup in setups.steady(plan)
-    ]
+    found = []
+    for setup in setups.steady(plan):
+        rounds = None if plan.full or setup.dp == 1 else 1
+        found.append(Case("start_memory", f"stage{setup.stage}", setups.what(setup), measure, setup, rounds))
+    return found
 
 
 def measure(server: LiveServer) -> Figures:

@@ -24,8 +24,9 @@ def cases(plan: Plan) -> list[Case]:
     for setup in setups.steady(plan):
         for running in _running(setup, plan.full):
             what = {**setups.what(setup), "running": running}
-            run = functools.partial(measure, running=running, new_tokens=_new_tokens(setup, running))
-            found.append(Case("step_overhead", f"stage{setup.stage}", what, run, setup))
+            run = functools.partial(measure, running=running, new_tokens=_new_tokens(setup, running, plan.full))
+            rounds = None if plan.full or setup.dp == 1 else 1
+            found.append(Case("step_overhead", f"stage{setup.stage}", what, run, setup, rounds))
     return found
 
 
@@ -36,10 +37,12 @@ def _running(setup: Setup, full: bool) -> tuple[int, ...]:
     return (1, 8, 32, 64, 256) if full else (1, 32)
 
 
-def _new_tokens(setup: Setup, running: int) -> int:
+def _new_tokens(setup: Setup, running: int, full: bool) -> int:
     """Enough for a second or so of steady steps, and not more than the pool holds."""
     if setup.device != "sim":
         return 32
+    if not full:
+        return 1200
     return 120 if setup.decode_ms else 2000 if running <= 64 else 600
 
 
