@@ -12,7 +12,7 @@ COMMANDS = (
     ("run", run, "measure, into a results file"),
     ("report", report, "show a results file as a page, Markdown or JSON"),
     ("compare", compare, "tell what changed between two results files"),
-    ("readme", readme, "write the main table into the README"),
+    ("readme", readme, "write the figures into the README and docs"),
 )
 
 

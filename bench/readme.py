@@ -1,4 +1,4 @@
-"""`python -m bench readme`: writes the main table of a results file into the README."""
+"""`python -m bench readme`: writes a results file's figures into the README and docs/what-the-numbers-say.md."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench.report.page import readme_table
-from bench.results import BadResults, load
+from bench.report.page import numbers_page, readme_table
+from bench.results import BadResults, Results, load
 from bench.server_process import ROOT
 
 BEGIN, END = "<!-- the main table: python -m bench readme -->", "<!-- end of the main table -->"
@@ -18,15 +18,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    path = ROOT / "README.md"
     try:
-        path.write_text(
-            with_table(path.read_text(encoding="utf-8"), readme_table(load(args.results))), encoding="utf-8"
-        )
+        results = load(args.results)
     except BadResults as error:
         print(f"python -m bench readme: {error}", file=sys.stderr)
         return 2
+    for path, text in pages(results).items():
+        path.write_text(text, encoding="utf-8")
     return 0
+
+
+def pages(results: Results) -> dict[Path, str]:
+    """The files that carry figures, as `results` make them."""
+    readme = ROOT / "README.md"
+    return {
+        readme: with_table(readme.read_text(encoding="utf-8"), readme_table(results)),
+        ROOT / "docs" / "what-the-numbers-say.md": numbers_page(results),
+    }
 
 
 def with_table(readme: str, table: str) -> str:

@@ -42,6 +42,11 @@ def readme_table(results: Results) -> str:
     return f"{grid_markdown(tradeoffs.main_table(Table(results)))}\n\n{says}\n"
 
 
+def numbers_page(results: Results) -> str:
+    """`docs/what-the-numbers-say.md`: its text with the figures of `results` filled in."""
+    return _render("what-the-numbers-say.md.j2", results, autoescape=False)
+
+
 def grid_markdown(grid: Grid) -> str:
     lines = [grid.heads, ["---"] * len(grid.heads), *grid.rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
@@ -69,11 +74,14 @@ def _render(template: str, results: Results, *, autoescape: bool) -> str:
     )
     table = Table(results)
     against = tradeoffs.against_releases(table)
+    made = sections(table)
     context: dict[str, Any] = {
         "results": results,
         "rounds": max((record.round for record in results.records), default=-1) + 1,
         "main": tradeoffs.main_table(table),
-        "sections": sections(table),
+        "sections": made,
+        "floors_say": " ".join(next(section.says for section in made if section.id == "floors")),
+        **tradeoffs.lookups(table),
         "releases": tradeoffs.releases(),
         "against": against,
         "against_says": tradeoffs.says_of_releases(against),

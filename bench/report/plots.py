@@ -72,9 +72,10 @@ def bars(name: str, stacks: Stacks, x_label: str) -> str:
 
 def _index(label: str, labels: list[str]) -> int:
     """A stage has the same colour in every plot; anything else takes the next one that no stage has."""
-    if label in LABELS:
-        return LABELS.index(label)
-    others = [other for other in labels if other not in LABELS]
+    stage = label.removesuffix(", list")
+    if stage in LABELS:
+        return LABELS.index(stage)
+    others = [other for other in labels if other.removesuffix(", list") not in LABELS]
     used = len(LABELS) if len(others) < len(labels) else 0
     return (used + others.index(label)) % _PALETTE
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.report import plots
-from bench.report.estimate import Estimate, differ, number, shown
+from bench.report.estimate import Estimate, differ, number, shown, verdict
 from bench.report.table import LABELS, Row, Table
 
 FREE_DEVICE = "sim 0 ms"
@@ -138,7 +138,7 @@ def payload(table: Table) -> Section:
     rows = []
     for row in table.select("payload"):
         codec = row.case.get("codec")
-        label = f"{row.label}, {codec}" if codec == "buffer" else row.label
+        label = f"{row.label}, {codec}" if codec else row.label
         latency = row.get("latency_ms_p50")
         if latency and row.case["image_kib"]:
             series.setdefault(label, []).append((row.case["image_kib"], latency))
@@ -356,9 +356,8 @@ def _growth(series: dict[str, list[tuple[float, Estimate]]], of: str) -> str:
 def _extremes(values: dict[str, Estimate], unit: str, lead: str) -> str:
     least, most = min(values, key=lambda k: values[k].median), max(values, key=lambda k: values[k].median)
     said = f"{lead}: {shown(values[least])} {unit} ({least}) to {shown(values[most])} {unit} ({most})"
-    if not differ(values[least], values[most]):
-        return f"{said}, no difference beyond the noise."
-    return f"{said}."
+    told = verdict(values[least], values[most])
+    return f"{said}." if told in ("more", "less") else f"{said}; {told}."
 
 
 def _dearest(stacks: dict[str, dict[str, float]], tp: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +54,41 @@ def _period(table: Table, label: str, tp: int, running: int, dp: int = 1) -> Est
     return table.figure("period_us_mean", "step_overhead", label, **case)
 
 
-def _picture(table: Table, label: str) -> Estimate | None:
-    codec = {"codec": "list"} if label == "stage 3" else {}
-    return table.figure("latency_ms_p50", "payload", label, image_kib=4096, **codec)
+def _picture(table: Table, label: str, codec: str = "list") -> Estimate | None:
+    case = {"codec": codec} if label == "stage 3" else {}
+    return table.figure("latency_ms_p50", "payload", label, image_kib=4096, **case)
 
 
 def _idle(table: Table, label: str) -> Estimate | None:
     return table.figure("cpu_share_all", "idle", label, tp=2, sleep_on_idle=False)
+
+
+def lookups(table: Table) -> dict[str, Callable[..., str]]:
+    """What a page asks for by name: medians as text, a dash where there is none."""
+
+    def median(estimate: Estimate | None) -> str:
+        return "–" if estimate is None else number(estimate.median)
+
+    def dispatch(label: str, method: str) -> str:
+        return median(table.figure("ttft_ms_p99", "dispatch", label, dp=2, method=method, load="skewed"))
+
+    def release(name: str, layout: str, running: str) -> str:
+        (cell,) = [
+            cell["period_us_mean"][running]
+            for release in releases()["releases"]
+            for cell in release["cells"]
+            if (release["release"], cell["layout"]) == (name, layout)
+        ]
+        return f"{cell:,}"
+
+    return {
+        "period": lambda label, tp, running: median(_period(table, label, tp, running)),
+        "picture": lambda label, codec="list": median(_picture(table, label, codec)),
+        "idle": lambda label: median(_idle(table, label)),
+        "first_token": lambda label: median(table.figure("ttft_ms_p50", "serving", label, rate=24)),
+        "dispatch": dispatch,
+        "release": release,
+    }
 
 
 def releases() -> dict[str, Any]:

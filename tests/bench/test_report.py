@@ -10,13 +10,14 @@ import pytest
 
 from bench import __main__ as bench_main
 from bench.compare import compare
-from bench.readme import BEGIN, END, with_table
+from bench.readme import BEGIN, END, pages, with_table
 from bench.report import page
 from bench.report.estimate import Estimate, differ, number, shown, verdict
 from bench.report.sections import sections
 from bench.report.table import Table
 from bench.report.tradeoffs import against_releases, main_table
-from bench.results import save
+from bench.results import load, save
+from bench.server_process import ROOT
 from tests.bench.sample_results import sample_results
 
 
@@ -134,3 +135,15 @@ def test_the_table_goes_between_its_marks() -> None:
     assert with_table(readme, "new") == f"above\n{BEGIN}\n\nnew\n{END}\nbelow\n"
     with pytest.raises(ValueError, match="lacks"):
         with_table("nothing here", "new")
+
+
+def test_the_pages_show_the_committed_results() -> None:
+    results = load(ROOT / "bench" / "results" / "quick.json")
+    assert {path.read_text(encoding="utf-8") == text for path, text in pages(results).items()} == {True}
+
+
+def test_a_page_has_a_dash_for_what_was_not_measured() -> None:
+    results = sample_results()
+    assert "– µs a forward" not in page.numbers_page(results)
+    results.records = []
+    assert "– µs a forward" in page.numbers_page(results)
