@@ -117,7 +117,7 @@ def arrivals(table: Table) -> Section:
     pictures, says = [], []
     if series:
         caption = "The longest step while k requests arrive, TP 2, 8 running"
-        picture = plots.lines("arrivals", series, "requests that arrive at once", "µs, longest step")
+        picture = plots.lines("arrivals", series, "requests that arrive at once", "µs, longest step", log_x=True)
         pictures.append((caption, picture))
         says.append(_growth(series, "arriving requests"))
     heads = ("stage", "layout", "arriving", "extra, µs", "longest step, µs")
