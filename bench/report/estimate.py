@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,15 +15,19 @@ FEWEST_FOR_BOOTSTRAP = 5
 
 @dataclass(frozen=True)
 class Estimate:
-    """The median over `rounds` rounds; `low` and `high` bound it.  One round tells nothing of its own spread."""
+    """The median over `rounds` rounds; `low` and `high` bound it.  One round tells nothing of its own spread.
+
+    `noise` is how much one round of this figure moves in the whole run: a standard deviation, relative to the mean.
+    """
 
     median: float
     low: float
     high: float
     rounds: int
+    noise: float = 0.0
 
     @staticmethod
-    def of(values: Sequence[float]) -> Estimate:
+    def of(values: Sequence[float], noise: float = 0.0) -> Estimate:
         """Of one value per round; raises ValueError without any.
 
         The interval is the range of the rounds, or from five rounds on the bootstrap's 95 % interval of the median
@@ -34,12 +39,35 @@ class Estimate:
         if len(values) >= FEWEST_FOR_BOOTSTRAP:
             picks = np.random.default_rng(0).integers(0, len(values), (2000, len(values)))
             low, high = np.percentile(np.median(np.asarray(values)[picks], axis=1), (2.5, 97.5))
-        return Estimate(statistics.median(values), float(low), float(high), len(values))
+        return Estimate(statistics.median(values), float(low), float(high), len(values), noise)
+
+    @property
+    def error(self) -> float:
+        """What the run's noise leaves uncertain of the median, in the figure's unit."""
+        return self.noise * abs(self.median) / math.sqrt(self.rounds)
+
+
+def pooled_noise(cases: Iterable[Sequence[float]]) -> float:
+    """The relative standard deviation of one round, over all cases of a figure: few rounds of one case tell little.
+
+    Cases of one round, and those whose mean is not positive, have no part in it; 0.0 where none is left.
+    """
+    squares, freedom = 0.0, 0
+    for values in cases:
+        mean = statistics.fmean(values)
+        if len(values) > 1 and mean > 0:
+            squares += sum((value / mean - 1) ** 2 for value in values)
+            freedom += len(values) - 1
+    return math.sqrt(squares / freedom) if freedom else 0.0
 
 
 def differ(a: Estimate, b: Estimate) -> bool:
-    """Whether the two are further apart than their rounds are: both have a spread, and the intervals are disjoint."""
-    return min(a.rounds, b.rounds) > 1 and (a.high < b.low or b.high < a.low)
+    """Whether the two are told apart: both have several rounds, their intervals are disjoint, and they are further
+    apart than twice the error that the run's noise leaves to a difference (the intervals of two rounds of the very
+    same thing are disjoint in one case of three).
+    """
+    disjoint = a.high < b.low or b.high < a.low
+    return min(a.rounds, b.rounds) > 1 and disjoint and abs(a.median - b.median) > 2 * math.hypot(a.error, b.error)
 
 
 def verdict(a: Estimate, b: Estimate) -> str:

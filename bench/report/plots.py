@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from bench.report.estimate import Estimate
 from bench.report.table import LABELS
@@ -30,13 +31,15 @@ Stacks = Mapping[str, Mapping[str, float]]
 
 
 def lines(name: str, series: Series, x_label: str, y_label: str, *, log_x: bool = False, log_y: bool = True) -> str:
-    """One line per series through its medians, with bars for the intervals."""
+    """One line per series through its medians, with bars for the intervals.  `log_x` takes a 0 as well."""
     figure, axes = _axes(3.3)
     ticks = sorted({x for points in series.values() for x, _ in points})
     if log_x:
-        axes.set_xscale("log", base=2)
+        axes.set_xscale("symlog", base=2, linthresh=1)
     if log_y:
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     for label, points in series.items():
         index = _index(label, list(series))
         xs = [x for x, _ in points]

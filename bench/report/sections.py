@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.report import plots
-from bench.report.estimate import Estimate, differ, number, shown, verdict
+from bench.report.estimate import Estimate, number, shown, verdict
 from bench.report.table import LABELS, Row, Table
 
 FREE_DEVICE = "sim 0 ms"
@@ -71,7 +71,8 @@ def step_segments(table: Table) -> Section:
         stacks: dict[str, dict[str, float]] = {}
         for row in _steps(table, tp=tp, running=1):
             segments = row.prefixed("segment_")
-            stacks[row.label] = _by_family(segments)
+            if segments:
+                stacks[row.label] = _by_family(segments)
             rows.append([row.label, f"TP {tp}", shown(row.get("period_us_mean")), _largest(segments)])
         if stacks:
             caption = f"TP {tp}, one request, free device: microseconds per decode forward"
@@ -116,7 +117,7 @@ def arrivals(table: Table) -> Section:
     pictures, says = [], []
     if series:
         caption = "The longest step while k requests arrive, TP 2, 8 running"
-        picture = plots.lines("arrivals", series, "requests that arrive at once", "µs, longest step")
+        picture = plots.lines("arrivals", series, "requests that arrive at once", "µs, longest step", log_x=True)
         pictures.append((caption, picture))
         says.append(_growth(series, "arriving requests"))
     heads = ("stage", "layout", "arriving", "extra, µs", "longest step, µs")
@@ -160,21 +161,17 @@ def dispatch(table: Table) -> Section:
     pictures, says, rows = [], [], []
     for dp in sorted({row.case["dp"] for row in table.select("dispatch")}):
         for load in ("even", "skewed"):
-            stacks = {}
+            stacks, p99s = {}, {}
             for row in table.select("dispatch", dp=dp, load=load):
                 name = f"{row.label}, {row.case['method'].replace('_', ' ')}"
                 p50, p99 = row.get("ttft_ms_p50"), row.get("ttft_ms_p99")
                 if p50 and p99:
                     stacks[name] = {"median": p50.median, "up to the 99th percentile": p99.median - p50.median}
+                    p99s[name] = p99
             if stacks:
                 caption = f"Time to first token, DP {dp}, {load} load"
                 pictures.append((caption, plots.bars(f"dispatch-dp{dp}-{load}", stacks, "ms to the first token")))
-                p99s = {name: sum(parts.values()) for name, parts in stacks.items()}
-                best, worst = min(p99s, key=lambda k: p99s[k]), max(p99s, key=lambda k: p99s[k])
-                says.append(
-                    f"DP {dp}, {load} load: the slowest request in a hundred waits {number(p99s[worst])} ms for its "
-                    f"first token with {worst}, and {number(p99s[best])} ms with {best}."
-                )
+                says.append(_extremes(p99s, "ms", f"DP {dp}, {load} load, first token at the 99th percentile"))
     heads = ("stage", "DP", "policy", "load", "first token p50, ms", "p99, ms", "largest over mean load")
     names = ("ttft_ms_p50", "ttft_ms_p99", "largest_over_mean_load")
     for row in table.select("dispatch"):
@@ -345,8 +342,9 @@ def _growth(series: dict[str, list[tuple[float, Estimate]]], of: str) -> str:
         (x0, first), (x1, last) = points[0], points[-1]
         if len(points) < 2 or not first.median:
             continue
-        change = f"× {number(last.median / first.median)}" if differ(first, last) else "no more than the noise"
-        said.append(f"{label} {change}")
+        told = verdict(first, last)
+        ratio = f"× {number(last.median / first.median)}"
+        said.append(f"{label} {ratio}" if told in ("more", "less") else f"{label} {ratio} ({told})")
     if not said:
         return ""
     x0, x1 = next((p[0][0], p[-1][0]) for p in series.values() if len(p) > 1)
@@ -354,6 +352,8 @@ def _growth(series: dict[str, list[tuple[float, Estimate]]], of: str) -> str:
 
 
 def _extremes(values: dict[str, Estimate], unit: str, lead: str) -> str:
+    if not values:
+        return ""
     least, most = min(values, key=lambda k: values[k].median), max(values, key=lambda k: values[k].median)
     said = f"{lead}: {shown(values[least])} {unit} ({least}) to {shown(values[most])} {unit} ({most})"
     told = verdict(values[least], values[most])

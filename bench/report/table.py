@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bench.report.estimate import Estimate
+from bench.report.estimate import Estimate, pooled_noise
 from bench.results import Record, Results
 
 LABELS = ("stage 1", "stage 2", "stage 3", "stage 4, in turn", "stage 4")
@@ -36,7 +36,22 @@ class Table:
         grouped: dict[tuple[Any, ...], list[Record]] = {}
         for record in results.records:
             grouped.setdefault((record.suite, record.stage, *sorted(record.case.items())), []).append(record)
-        self.rows = [_row(records) for records in grouped.values()]
+        cases = [(records[0], _by_figure(records)) for records in grouped.values()]
+        pools: dict[tuple[str, str], list[list[float]]] = {}
+        for first, by_figure in cases:
+            for name, values in by_figure.items():
+                pools.setdefault((first.suite, name), []).append(values)
+        noise = {key: pooled_noise(pool) for key, pool in pools.items()}
+        self.rows = [
+            Row(
+                first.suite,
+                _label(first.stage, first.case),
+                first.case,
+                {name: Estimate.of(values, noise[first.suite, name]) for name, values in by_figure.items()},
+                first.command,
+            )
+            for first, by_figure in cases
+        ]
 
     def select(self, suite: str, label: str | None = None, **case: Any) -> Iterator[Row]:
         """The rows of a suite, of one label if it is given, whose cases say what `case` says."""
@@ -53,14 +68,13 @@ class Table:
         return row.get(name) if row else None
 
 
-def _row(records: list[Record]) -> Row:
-    first = records[0]
+def _by_figure(records: list[Record]) -> dict[str, list[float]]:
+    """A case's values in its rounds, by figure."""
     values: dict[str, list[float]] = {}
     for record in records:
         for name, value in record.figures.items():
             values.setdefault(name, []).append(value)
-    figures = {name: Estimate.of(numbers) for name, numbers in values.items()}
-    return Row(first.suite, _label(first.stage, first.case), first.case, figures, first.command)
+    return values
 
 
 def _label(stage: str, case: dict[str, Any]) -> str:

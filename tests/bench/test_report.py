@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench import __main__ as bench_main
 from bench.compare import compare
 from bench.readme import BEGIN, END, pages, with_table
 from bench.report import page
-from bench.report.estimate import Estimate, differ, number, shown, verdict
+from bench.report.estimate import Estimate, differ, number, pooled_noise, shown, verdict
 from bench.report.sections import sections
 from bench.report.table import Table
 from bench.report.tradeoffs import against_releases, main_table
@@ -37,6 +39,44 @@ def test_differences_within_the_rounds_are_noise() -> None:
     assert verdict(a, b) == "no difference beyond the noise"
     assert verdict(a, c) == "more" and verdict(c, a) == "less"
     assert "one round only" in verdict(a, once)
+
+
+def test_noise_is_pooled_over_cases_relative_to_their_means() -> None:
+    assert pooled_noise([[9.0, 11.0], [90.0, 110.0]]) == pytest.approx(0.1 * 2**0.5)
+    assert pooled_noise([[9.0, 11.0], [5.0], [0.0, 0.0], [-1.0, 1.0]]) == pytest.approx(0.1 * 2**0.5)
+    assert pooled_noise([[5.0], [7.0]]) == 0.0
+
+
+def test_rounds_that_agree_by_chance_do_not_make_a_difference() -> None:
+    """Two close rounds on either side of a gap that is no wider than what the run's rounds are apart."""
+    noise = pooled_noise([[90.0, 110.0]] * 5)
+    low, high, far = (Estimate.of(values, noise) for values in ([95.0, 96.0], [104.0, 105.0], [149.0, 151.0]))
+    assert low.high < high.low
+    assert verdict(low, high) == "no difference beyond the noise"
+    assert verdict(low, far) == "more"
+
+
+def test_the_same_thing_measured_twice_is_seldom_told_apart() -> None:
+    """40 cases of one distribution, two rounds each: their intervals alone would part a third of the pairs."""
+    rounds = np.random.default_rng(3).lognormal(0, 0.1, (40, 2)).tolist()
+    estimates = [Estimate.of(values, pooled_noise(rounds)) for values in rounds]
+    apart = [differ(a, b) for a, b in combinations(estimates, 2)]
+    assert sum(apart) / len(apart) < 0.08
+
+
+def test_what_was_measured_once_is_not_called_equal() -> None:
+    once = {section.id: section for section in sections(Table(sample_results(rounds=1)))}
+    said = " ".join(sentence for section in once.values() for sentence in section.says)
+    assert "one round only" in said and "no difference" not in said
+
+
+def test_figures_that_are_missing_leave_their_sentence_out() -> None:
+    results = sample_results()
+    for record in results.records:
+        record.figures = {
+            name: value for name, value in record.figures.items() if name != "ready_s" and "segment" not in name
+        }
+    assert page.html(results)
 
 
 @pytest.mark.parametrize(
