@@ -123,6 +123,13 @@ class ServerArgs:
         return self.served_model_name or self.model_path.rstrip("/").rsplit("/", 1)[-1]
 
 
+class _Formatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows a default where there is one value; a help text that has another says so itself."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
@@ -145,7 +152,7 @@ def parse_server_args(prog: str, takes: frozenset[str], argv: Sequence[str] | No
 
     Ends the process with status 2 and one line on stderr for a bad flag.
     """
-    parser = _Parser(prog=prog, allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = _Parser(prog=prog, allow_abbrev=False, formatter_class=_Formatter)
     for spec in dataclasses.fields(ServerArgs):
         meta = spec.metadata
         if meta["only"] is not None and meta["only"] not in takes:
