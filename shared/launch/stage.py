@@ -6,6 +6,7 @@ A stage's HTTP server and, in stage 4, its offline engine start their processes 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from shared.launch.supervisor import Supervisor
 from shared.messages import PortArgs
 from shared.server_args import ServerArgs
 from shared.weights.model_config import ModelConfig
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,10 @@ class LaunchedProcesses:
         if folder is not None:
             from shared.trace.merge import merge
 
-            merge(folder)
+            try:
+                merge(folder)
+            except OSError as error:  # someone removed the folder, or the disk is full
+                logger.warning("there is no whole trace: %s", error)
 
 
 class BadFlag(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from shared.server_args import ServerArgs
 from shared.trace.summary import steps
 from stage4_peer_schedulers.engine import Engine
 from tests.conftest import ROOT
+from tests.server.process import Server
 
 CHILD = """
 import sys, time
@@ -129,3 +131,15 @@ def test_the_offline_engine_writes_a_trace(stage: int, tmp_path: Path) -> None:
         "stage4: scheduler TP0",
         "stage4: detokenizer",
     }
+
+
+@pytest.mark.stages(4)
+def test_a_server_whose_trace_folder_is_removed_answers_on_and_ends_in_peace(stage: int, tmp_path: Path) -> None:
+    folder = tmp_path / "trace"
+    with Server(stage, "--device", "sim", "--trace-dir", str(folder)) as server:
+        shutil.rmtree(folder)
+        server.generate(text="Hello", sampling_params={"max_new_tokens": 4})
+        server.process.send_signal(signal.SIGINT)
+        assert server.wait_exit(within=20) == 0
+        assert "there is no whole trace" in server.output
+        assert "Traceback" not in server.output
