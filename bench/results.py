@@ -49,7 +49,9 @@ def load(path: Path) -> Results:
         if data.pop("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
         return Results(**{**data, "records": [Record(**record) for record in data["records"]]})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except OSError as error:
+        raise BadResults(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadResults(f"{path} is not a whole results file: {error!r}") from error
 
 

@@ -101,3 +101,14 @@ def test_the_programs_of_the_readme_run(tmp_path: Path) -> None:
         )
         assert ran.returncode == 0, ran.stderr
         assert ran.stdout.strip()
+
+
+def test_the_client_of_the_readme_gets_an_answer(tmp_path: Path) -> None:
+    (block,) = [block for block in blocks(ROOT / "README.md", "python") if "openai" in block]
+    with Server(4) as server:
+        assert "http://127.0.0.1:30000/" in block
+        script = tmp_path / "client.py"
+        script.write_text(block.replace("http://127.0.0.1:30000", server.url))
+        ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip()

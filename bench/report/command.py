@@ -15,12 +15,18 @@ FORMATS = {"html": page.html, "md": page.markdown, "json": page.as_json, "readme
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", type=Path, metavar="RESULTS")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="instead of standard output")
-    parser.add_argument("--format", choices=FORMATS, default="html", help="readme: the main table alone")
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        help="by default what the name of FILE ends with, else html; readme: the main table alone",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
+    ending = args.output.suffix.removeprefix(".") if args.output else ""
+    form = args.format or (ending if ending in FORMATS else "html")
     try:
-        text = FORMATS[args.format](load(args.results))
+        text = FORMATS[form](load(args.results))
     except BadResults as error:
         print(f"python -m bench report: {error}", file=sys.stderr)
         return 2

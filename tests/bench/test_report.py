@@ -170,6 +170,18 @@ def test_the_commands_refuse_a_broken_file_in_one_line(tmp_path: Path, capsys: p
         assert error.count("\n") == 1 and str(broken) in error
 
 
+@pytest.mark.parametrize(("name", "beginning"), [("r.html", "<!doctype"), ("r.md", "# What"), ("r.json", "{")])
+def test_the_format_is_what_the_file_is_called(tmp_path: Path, name: str, beginning: str) -> None:
+    save(sample_results(), tmp_path / "results.json")
+    assert bench_main.main(["report", str(tmp_path / "results.json"), "-o", str(tmp_path / name)]) == 0
+    assert (tmp_path / name).read_text(encoding="utf-8").startswith(beginning)
+
+
+def test_a_missing_file_is_said_to_be_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench_main.main(["report", str(tmp_path / "none.json")]) == 2
+    assert capsys.readouterr().err.strip().endswith("none.json cannot be read: No such file or directory")
+
+
 def test_the_table_goes_between_its_marks() -> None:
     readme = f"above\n{BEGIN}\nold\n{END}\nbelow\n"
     assert with_table(readme, "new") == f"above\n{BEGIN}\n\nnew\n{END}\nbelow\n"
