@@ -6,7 +6,8 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 FORMAT = "process-eras-bench/1"
 
@@ -21,7 +22,7 @@ class Record:
 
     suite: str
     stage: str
-    case: dict[str, Any]
+    case: dict[str, str | int | float | bool]
     round: int
     figures: dict[str, float]
     command: str
@@ -29,14 +30,33 @@ class Record:
     started: str
 
 
+@dataclass(frozen=True)
+class Machine:
+    """What the figures were measured on."""
+
+    cpu: str
+    cores: int
+    memory_bytes: int
+    os: str
+    python: str
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The checked-out commit, and whether tracked files differed from it."""
+
+    id: str
+    dirty: bool
+
+
 @dataclass
 class Results:
     """A run.  `finished` is None while something is missing."""
 
     profile: str
-    machine: dict[str, Any]
+    machine: Machine
     versions: dict[str, str]
-    commit: dict[str, Any]
+    commit: Commit
     started: str
     finished: str | None = None
     records: list[Record] = field(default_factory=list)
@@ -45,14 +65,19 @@ class Results:
 def load(path: Path) -> Results:
     """The results in `path`.  Raises `BadResults`."""
     try:
-        data = json.loads(path.read_text())
-        if data.pop("format") != FORMAT:
-            raise ValueError(f"its format is not {FORMAT}")
-        return Results(**{**data, "records": [Record(**record) for record in data["records"]]})
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text)
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise BadResults(f"{path} is not a results file: its format is not {FORMAT}")
+        return TypeAdapter(Results).validate_json(text, strict=True)
     except OSError as error:
         raise BadResults(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadResults(f"{path} is not a whole results file: {error!r}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise BadResults(f"{path} is not a whole results file: {place}: {first['msg']}") from error
+    except ValueError as error:
+        raise BadResults(f"{path} is not a whole results file: {error}") from error
 
 
 def save(results: Results, path: Path) -> None:

@@ -8,23 +8,23 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from bench.results import Commit, Machine
 from bench.server_process import ROOT
 
 PACKAGES = ("torch", "transformers", "numpy", "pyzmq", "rpyc", "uvicorn", "uvloop", "fastapi", "httpx")
 
 
-def machine() -> dict[str, Any]:
-    return {
-        "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
-        "memory_bytes": psutil.virtual_memory().total,
-        "os": platform.platform(terse=True),
-        "python": platform.python_version(),
-    }
+def machine() -> Machine:
+    return Machine(
+        cpu=_cpu(),
+        cores=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
+        memory_bytes=psutil.virtual_memory().total,
+        os=platform.platform(terse=True),
+        python=platform.python_version(),
+    )
 
 
 def _cpu() -> str:
@@ -41,13 +41,13 @@ def versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in PACKAGES}
 
 
-def commit() -> dict[str, Any]:
+def commit() -> Commit:
     """Id of the checked-out commit, and whether tracked files differ from it; "unknown" outside of git."""
     try:
         found = _git("rev-parse", "HEAD")
-        return {"id": found, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
+        return Commit(found, dirty=bool(_git("status", "--porcelain", "--untracked-files=no")))
     except (OSError, subprocess.CalledProcessError):
-        return {"id": "unknown", "dirty": False}
+        return Commit("unknown", dirty=False)
 
 
 def _git(*words: str) -> str:

@@ -32,6 +32,10 @@ def main(args: argparse.Namespace) -> int:
         return 2
     if args.output is None:
         sys.stdout.write(text)
-    else:
+        return 0
+    try:
         args.output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        print(f"python -m bench report: {args.output} cannot be written: {error.strerror}", file=sys.stderr)
+        return 2
     return 0

@@ -37,7 +37,7 @@ def as_json(results: Results) -> str:
 
 def readme_table(results: Results) -> str:
     """The main table in Markdown, as the README carries it, with where the figures are from."""
-    machine = f"{results.machine['cores']} cores of {results.machine['cpu']}"
+    machine = f"{results.machine.cores} cores of {results.machine.cpu}"
     says = f"Medians over rounds, with their interval; profile {results.profile}, {machine}, {results.started[:10]}."
     return f"{grid_markdown(tradeoffs.main_table(Table(results)))}\n\n{says}\n"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.results import Record, Results
+from bench.results import Commit, Machine, Record, Results
 
 STAGES = [("stage1", {}), ("stage2", {}), ("stage3", {}), ("stage4", {"overlap": False}), ("stage4", {"overlap": True})]
 
@@ -13,9 +13,9 @@ def sample_results(rounds: int = 2) -> Results:
     """Every figure of a case is a number of its own, a little more in every round."""
     results = Results(
         profile="quick",
-        machine={"cpu": "A CPU", "cores": 2, "memory_bytes": 1 << 34, "os": "an OS", "python": "3.11.0"},
+        machine=Machine("A CPU", cores=2, memory_bytes=1 << 34, os="an OS", python="3.11.0"),
         versions={"torch": "2.13.0"},
-        commit={"id": "0123456789abcdef", "dirty": False},
+        commit=Commit("0123456789abcdef", dirty=False),
         started="2026-01-01T00:00:00+00:00",
         finished="2026-01-01T00:06:00+00:00",
     )

@@ -182,6 +182,14 @@ def test_a_missing_file_is_said_to_be_missing(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().err.strip().endswith("none.json cannot be read: No such file or directory")
 
 
+def test_output_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = tmp_path / "results.json"
+    save(sample_results(), results)
+    assert bench_main.main(["report", str(results), "-o", str(tmp_path / "no folder" / "report.html")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "no folder" in error
+
+
 def test_the_table_goes_between_its_marks() -> None:
     readme = f"above\n{BEGIN}\nold\n{END}\nbelow\n"
     assert with_table(readme, "new") == f"above\n{BEGIN}\n\nnew\n{END}\nbelow\n"
