@@ -18,6 +18,7 @@ from tests.server.trees import module_of, planned_tree
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "bench" / "README.md",
     *sorted(ROOT.glob("stage*/README.md")),
     *sorted(ROOT.glob("docs/*.md")),
 ]
