@@ -74,6 +74,24 @@ def test_a_command_of_the_pages_is_one_that_works(words: list[str]) -> None:
         assert (ROOT / rest[0]).is_file(), rest
 
 
+TRACE_LINE = re.compile(r"^ *(track = trace\.track\(\)|(self\._?trace|track)\.\w+\(.*\))\n", re.MULTILINE)
+"""What records the trace: quotes leave it out."""
+
+
+def quotes() -> list[tuple[Path, str]]:
+    """The Python blocks of the pages that are pieces of this repository's code, not programs that import it."""
+    return [(page, block) for page in PAGES for block in blocks(page, "python") if "import " not in block]
+
+
+@pytest.mark.parametrize(("page", "quote"), [pytest.param(*quote, id=quote[1].split("\n")[0]) for quote in quotes()])
+def test_quoted_code_is_the_code(page: Path, quote: str) -> None:
+    files = [path for folder in ("shared", "stage*") for path in ROOT.glob(f"{folder}/**/*.py")]
+    quoted = [path for path in files if quote in TRACE_LINE.sub("", path.read_text())]
+    assert quoted
+    named = page.read_text().partition(quote)[0].rsplit("\n## ", 1)[-1]
+    assert any(str(path.relative_to(ROOT)) in named for path in quoted)
+
+
 def test_the_readme_has_a_command_for_each_thing_one_does_first() -> None:
     programs = {" ".join(words[:2]) for words in commands()}
     assert {"make serve", "make test", "pytest --stage=1", "python -m"} <= programs
