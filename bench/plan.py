@@ -100,6 +100,11 @@ class Plan:
     peers: tuple[tuple[str, str], ...] = ()
     rounds: int = 2
 
+    @property
+    def once_in_quick(self) -> int | None:
+        """The `rounds` of a case that a quick run has time for only once."""
+        return None if self.full else 1
+
     def units(self) -> list[list[Case]]:
         """The cases of one round, those that are measured together in one list; the stages take turns."""
         from bench import suites

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bench.report import tradeoffs
-from bench.report.sections import Grid, sections
+from bench.report.sections import Grid, floors, sections
 from bench.report.table import Table
 from bench.results import Results
 from shared.launch.process_tree import format_tree
@@ -21,11 +21,11 @@ TREE_PACKAGES = ("stage1_rpyc", "stage2_static_dp", "stage3_broadcast", "stage4_
 
 def html(results: Results) -> str:
     """A page that needs no network."""
-    return _render("report.html.j2", results, autoescape=True)
+    return _render("report.html.j2", _report_context(results), autoescape=True)
 
 
 def markdown(results: Results) -> str:
-    return _render("report.md.j2", results, autoescape=False)
+    return _render("report.md.j2", _report_context(results), autoescape=False)
 
 
 def as_json(results: Results) -> str:
@@ -44,7 +44,14 @@ def readme_table(results: Results) -> str:
 
 def numbers_page(results: Results) -> str:
     """`docs/what-the-numbers-say.md`: its text with the figures of `results` filled in."""
-    return _render("what-the-numbers-say.md.j2", results, autoescape=False)
+    table = Table(results)
+    context = {
+        "results": results,
+        "floors_say": " ".join(floors(table).says),
+        "against_says": tradeoffs.says_of_releases(tradeoffs.against_releases(table)),
+        **tradeoffs.lookups(table),
+    }
+    return _render("what-the-numbers-say.md.j2", context, autoescape=False)
 
 
 def grid_markdown(grid: Grid) -> str:
@@ -64,7 +71,23 @@ def process_trees() -> list[tuple[str, str]]:
     return trees
 
 
-def _render(template: str, results: Results, *, autoescape: bool) -> str:
+def _report_context(results: Results) -> dict[str, Any]:
+    table = Table(results)
+    against = tradeoffs.against_releases(table)
+    return {
+        "results": results,
+        "rounds": max((record.round for record in results.records), default=-1) + 1,
+        "main": tradeoffs.main_table(table),
+        "sections": sections(table),
+        "releases": tradeoffs.releases(),
+        "against": against,
+        "against_says": tradeoffs.says_of_releases(against),
+        "trees": process_trees(),
+        "grid_markdown": grid_markdown,
+    }
+
+
+def _render(template: str, context: dict[str, Any], *, autoescape: bool) -> str:
     environment = Environment(
         loader=PackageLoader("bench.report", "templates"),
         autoescape=autoescape,
@@ -72,20 +95,4 @@ def _render(template: str, results: Results, *, autoescape: bool) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    table = Table(results)
-    against = tradeoffs.against_releases(table)
-    made = sections(table)
-    context: dict[str, Any] = {
-        "results": results,
-        "rounds": max((record.round for record in results.records), default=-1) + 1,
-        "main": tradeoffs.main_table(table),
-        "sections": made,
-        "floors_say": " ".join(next(section.says for section in made if section.id == "floors")),
-        **tradeoffs.lookups(table),
-        "releases": tradeoffs.releases(),
-        "against": against,
-        "against_says": tradeoffs.says_of_releases(against),
-        "trees": process_trees(),
-        "grid_markdown": grid_markdown,
-    }
     return environment.get_template(template).render(context).rstrip() + "\n"

@@ -33,7 +33,7 @@ def cases(plan: Plan) -> list[Case]:
                 for skewed in (False, True) if plan.full else (True,):
                     what = {"dp": dp, "method": method, "load": "skewed" if skewed else "even"}
                     run = functools.partial(measure, skewed=skewed, seconds=10.0 if plan.full else 1.0)
-                    rounds = None if plan.full else 1
+                    rounds = plan.once_in_quick
                     found.append(Case("dispatch", f"stage{stage}", what, run, setup, rounds))
     return found
 

@@ -27,12 +27,12 @@ def cases(plan: Plan) -> list[Case]:
     for arriving, kib in loads:
         for transport, ranks in _transports(plan.full, hops=arriving > 0):
             run = functools.partial(measure, transport, ranks, counts[kib > 0], arriving, kib)
-            rounds = 1 if kib and not plan.full else None
+            rounds = plan.once_in_quick if kib else None
             found.append(Case("floors", "bare", _what(transport, ranks, arriving, kib), run, rounds=rounds))
     for setup, transport, ranks in _stages():
         if setup.stage in plan.stages:
             run_on = functools.partial(measure_stage, transport=transport)
-            rounds = 1 if setup == BUFFER and not plan.full else None
+            rounds = plan.once_in_quick if setup == BUFFER else None
             found.append(Case("floors", f"stage{setup.stage}", _what(transport, ranks, 0, 0), run_on, setup, rounds))
     return found
 

@@ -20,7 +20,7 @@ def cases(plan: Plan) -> list[Case]:
             for setup, sleeps in _setups(stage, tp):
                 what = {**setups.what(setup), "sleep_on_idle": sleeps}
                 run = functools.partial(measure, seconds=5.0 if plan.full else 1.0)
-                found.append(Case("idle", f"stage{stage}", what, run, setup, rounds=None if plan.full else 1))
+                found.append(Case("idle", f"stage{stage}", what, run, setup, rounds=plan.once_in_quick))
     return found
 
 

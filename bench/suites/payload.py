@@ -26,7 +26,7 @@ def cases(plan: Plan) -> list[Case]:
             for kib in KIB:
                 what = {**setups.what(setup), **({"codec": codec} if codec else {}), "image_kib": kib}
                 run = functools.partial(measure, kib=kib, repeats=_repeats(kib, plan.full))
-                found.append(Case("payload", f"stage{stage}", what, run, setup, rounds=None if plan.full else 1))
+                found.append(Case("payload", f"stage{stage}", what, run, setup, rounds=plan.once_in_quick))
     return found
 
 

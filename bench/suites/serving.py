@@ -44,7 +44,7 @@ def cases(plan: Plan) -> list[Case]:
         for stage in plan.stages:
             setup = Setup(stage, 2, decode_ms=8)
             run = functools.partial(measure, load=load)
-            rounds = None if plan.full or load.rate > 8 else 1
+            rounds = plan.once_in_quick if load.rate <= 8 else None
             found.append(Case("serving", f"stage{stage}", {**setups.what(setup), **limit}, run, setup, rounds))
         for name, url in plan.peers:
             found.append(Case("serving", name, limit, measure_peer(url, load)))

@@ -13,7 +13,7 @@ from bench.suites import setups
 def cases(plan: Plan) -> list[Case]:
     found = []
     for setup in setups.steady(plan):
-        rounds = None if plan.full or setup.dp == 1 else 1
+        rounds = plan.once_in_quick if setup.dp > 1 else None
         found.append(Case("start_memory", f"stage{setup.stage}", setups.what(setup), measure, setup, rounds))
     return found
 

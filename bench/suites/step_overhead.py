@@ -25,7 +25,7 @@ def cases(plan: Plan) -> list[Case]:
         for running in _running(setup, plan.full):
             what = {**setups.what(setup), "running": running}
             run = functools.partial(measure, running=running, new_tokens=_new_tokens(setup, running, plan.full))
-            rounds = None if plan.full or setup.dp == 1 else 1
+            rounds = plan.once_in_quick if setup.dp > 1 else None
             found.append(Case("step_overhead", f"stage{setup.stage}", what, run, setup, rounds))
     return found
 
