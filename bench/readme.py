@@ -13,17 +13,21 @@ from bench.server_process import ROOT
 BEGIN, END = "<!-- the main table: python -m bench readme -->", "<!-- end of the main table -->"
 
 
+class NoPlace(Exception):
+    """The README has no marks to put the table between; the message is one line that names them."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", type=Path, metavar="RESULTS")
 
 
 def main(args: argparse.Namespace) -> int:
     try:
-        results = load(args.results)
-    except BadResults as error:
+        texts = pages(load(args.results))
+    except (BadResults, NoPlace) as error:
         print(f"python -m bench readme: {error}", file=sys.stderr)
         return 2
-    for path, text in pages(results).items():
+    for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
     return 0
 
@@ -38,9 +42,9 @@ def pages(results: Results) -> dict[Path, str]:
 
 
 def with_table(readme: str, table: str) -> str:
-    """`readme` with `table` between its two marks.  Raises ValueError where they are missing."""
+    """`readme` with `table` between its two marks.  Raises `NoPlace` where they are missing."""
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"the README lacks {BEGIN} or {END}")
+        raise NoPlace(f"the README lacks {BEGIN} or {END}")
     return f"{before}{BEGIN}\n\n{table}\n{END}{after}"

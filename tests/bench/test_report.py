@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from bench import __main__ as bench_main
+from bench import readme
 from bench.compare import compare
-from bench.readme import BEGIN, END, pages, with_table
+from bench.readme import BEGIN, END, NoPlace, pages, with_table
 from bench.report import page
 from bench.report.estimate import Estimate, differ, number, pooled_noise, shown, verdict
 from bench.report.sections import sections
@@ -191,10 +192,22 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytes
 
 
 def test_the_table_goes_between_its_marks() -> None:
-    readme = f"above\n{BEGIN}\nold\n{END}\nbelow\n"
-    assert with_table(readme, "new") == f"above\n{BEGIN}\n\nnew\n{END}\nbelow\n"
-    with pytest.raises(ValueError, match="lacks"):
+    text = f"above\n{BEGIN}\nold\n{END}\nbelow\n"
+    assert with_table(text, "new") == f"above\n{BEGIN}\n\nnew\n{END}\nbelow\n"
+    with pytest.raises(NoPlace, match="lacks"):
         with_table("nothing here", "new")
+
+
+def test_a_readme_without_the_marks_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(sample_results(), tmp_path / "results.json")
+    (tmp_path / "README.md").write_text("no marks")
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    assert bench_main.main(["readme", str(tmp_path / "results.json")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "lacks" in error
+    assert (tmp_path / "README.md").read_text() == "no marks"
 
 
 def test_the_pages_show_the_committed_results() -> None:
