@@ -6,6 +6,7 @@ start, and removed: a lock, unlike a pid, cannot be mistaken for another process
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import os
 import secrets
@@ -22,7 +23,7 @@ _LONGEST_SOCKET_PATH = 100
 
 
 class RunDir:
-    """A fresh run directory, removed by `remove`."""
+    """A fresh run directory, removed by `remove`, and at the latest when the interpreter ends."""
 
     def __init__(self) -> None:
         base = Path(tempfile.gettempdir())
@@ -34,6 +35,7 @@ class RunDir:
         self._lock = open(new, "wb")  # noqa: SIM115  held until the process ends
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         new.rename(self.path / _LOCK)  # under this name it has always been locked by its owner
+        atexit.register(self.remove)
 
     def port_args(self) -> PortArgs:
         """Addresses in this directory and a fresh random secret."""
@@ -51,6 +53,7 @@ class RunDir:
 
     def remove(self) -> None:
         """Removes the directory and what is in it; may be called twice."""
+        atexit.unregister(self.remove)
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
 

@@ -7,14 +7,9 @@ start failed or a child died, 2 for a bad flag.
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from types import FrameType
 from typing import NoReturn
 
 from setproctitle import setproctitle
@@ -22,45 +17,12 @@ from setproctitle import setproctitle
 from shared.launch.http_socket import PortUnavailable, bind_http_socket
 from shared.launch.logs import set_up_logging
 from shared.launch.process_tree import ProcessNode, format_tree, with_pids
-from shared.launch.stage import BadFlag, LaunchedProcesses, Stage, launch_processes, resolve_model, start_trace
+from shared.launch.stage import BadFlag, Stage, launch_processes, resolve_model, start_trace
+from shared.launch.stop_signal import StopRequested, StopSignal
 from shared.launch.supervisor import ChildFailed
 from shared.server_args import ServerArgs, parse_server_args
 from shared.weights.errors import ModelPreparationError
 from shared.weights.tokenizer import import_transformers
-
-
-class StopRequested(BaseException):
-    """SIGINT or SIGTERM came before the server was serving."""
-
-
-@dataclass
-class _Stop:
-    """The main process's signal handler: the first signal stops in order, a second Ctrl-C at once."""
-
-    requested: bool = False
-    stop_serving: Callable[[], None] | None = None
-    processes: LaunchedProcesses | None = None
-
-    def __call__(self, signum: int, frame: FrameType | None) -> None:
-        if self.requested:
-            if signum == signal.SIGINT:
-                self._leave_now()
-            return
-        self.requested = True
-        if self.processes is not None:
-            self.processes.supervisor.expect_ends()
-        if self.stop_serving is None:
-            raise StopRequested
-        self.stop_serving()
-
-    def hand_over(self, stop_serving: Callable[[], None]) -> None:
-        """From now on the first signal calls `stop_serving`."""
-        self.stop_serving = stop_serving
-
-    def _leave_now(self) -> None:
-        if self.processes is not None:
-            self.processes.stop(grace=0.0)
-        os._exit(0)
 
 
 def run_server(stage: Stage, argv: list[str] | None = None) -> int:
@@ -71,9 +33,8 @@ def run_server(stage: Stage, argv: list[str] | None = None) -> int:
     if server_args.print_process_tree:
         print(format_tree(tree))
         return 0
-    stop = _Stop()
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
+    stop = StopSignal()
+    stop.install()
     setproctitle(tree.title)
     set_up_logging(tree.title, server_args.log_level)
     try:
@@ -92,7 +53,7 @@ def run_server(stage: Stage, argv: list[str] | None = None) -> int:
                     _wait_for_the_end(with_pids(tree), server_args)
                 return serve_http(server_args, processes, with_pids(tree), http_socket, began, stop.hand_over)
             finally:
-                stop.requested = True
+                stop.leave()
                 processes.stop()
     except StopRequested:
         return 0
