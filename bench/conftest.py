@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.plan import Case, Plan
-from bench.run import parse_peer
+from bench.plan import Case, Plan, parse_peer
 from conftest import selected_stages
 
 

@@ -6,6 +6,7 @@ the stages take turns, so that a drift of the machine's speed hits all alike.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -118,3 +119,11 @@ class Plan:
             by_measured.setdefault(unit[0].measured, []).append(unit)
         turns = itertools.zip_longest(*by_measured.values())
         return [unit for turn in turns for unit in turn if unit is not None]
+
+
+def parse_peer(text: str) -> tuple[str, str]:
+    """`NAME=URL` as `(name, url)`."""
+    name, _, url = text.partition("=")
+    if not name or not url.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"{text} is not NAME=URL, such as vllm=http://127.0.0.1:8000")
+    return name, url.rstrip("/").removesuffix("/v1")

@@ -9,12 +9,9 @@ from pathlib import Path
 from bench.report.page import numbers_page, readme_table
 from bench.results import BadResults, Results, load
 from bench.server_process import ROOT
+from bench.tables import NoPlace, between
 
 BEGIN, END = "<!-- the main table: python -m bench readme -->", "<!-- end of the main table -->"
-
-
-class NoPlace(Exception):
-    """The README has no marks to put the table between; the message is one line that names them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,8 +40,4 @@ def pages(results: Results) -> dict[Path, str]:
 
 def with_table(readme: str, table: str) -> str:
     """`readme` with `table` between its two marks.  Raises `NoPlace` where they are missing."""
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise NoPlace(f"the README lacks {BEGIN} or {END}")
-    return f"{before}{BEGIN}\n\n{table}\n{END}{after}"
+    return between(readme, BEGIN, END, table)

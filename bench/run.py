@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bench import suites, this_machine
-from bench.plan import ALL_STAGES, Case, Plan, What
+from bench.plan import ALL_STAGES, Case, Plan, What, parse_peer
 from bench.results import BadResults, Record, Results, load, save
 from bench.runner import Failed, Measured, measure_unit
 from bench.server_process import end_on_sigterm
@@ -46,14 +46,6 @@ def _rounds(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a number of rounds; give 1 or more")
     return int(text)
-
-
-def parse_peer(text: str) -> tuple[str, str]:
-    """`NAME=URL` as `(name, url)`."""
-    name, _, url = text.partition("=")
-    if not name or not url.startswith(("http://", "https://")):
-        raise argparse.ArgumentTypeError(f"{text} is not NAME=URL, such as vllm=http://127.0.0.1:8000")
-    return name, url.rstrip("/").removesuffix("/v1")
 
 
 def main(args: argparse.Namespace) -> int:

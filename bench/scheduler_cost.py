@@ -1,6 +1,6 @@
 """CPU time of the scheduler alone: one decode step, and looking up a cached prompt.
 
-    python -m bench.scheduler_cost
+    python -m bench.scheduler_cost [--markdown FILE]
 
 No model and no process: the scheduler's own calls around a forward that is given its result.  CPU time of the
 thread, median over steps, so that what else runs on the machine counts little.
@@ -12,12 +12,12 @@ import argparse
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
+from bench.tables import show
 from shared.executor.forward_batch import ForwardResult
 from shared.messages import SamplingParams, TokenizedGenerateReqInput
 from shared.scheduling.batch import ScheduleBatch
@@ -103,19 +103,19 @@ def cached_lookup_us() -> list[float]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.scheduler_cost", description=__doc__.split("\n")[0])
-    parser.parse_args(argv)
-    table = Table(title="scheduler, CPU µs: median (10 %-90 %)")
-    table.add_column("what")
-    table.add_column("µs", justify="right")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table to its place in FILE")
+    args = parser.parse_args(argv)
+    rows = [["what", "CPU µs, median (10 %-90 %)"]]
     for running in (1, 32, 256):
         for waiting in (0, 512, 5000):
             costs = decode_step_us(running, waiting)
-            table.add_row(f"decode step, {running} running, {waiting} waiting", _spread(costs))
+            rows.append([f"decode step, {running} running, {waiting} waiting", _spread(costs)])
     for waiting in (50, 5000):
         costs = decode_step_us(8, waiting, prompt=500, common=400)
-        table.add_row(f"decode step, 8 running, {waiting} waiting that share 400 of 500 tokens", _spread(costs))
-    table.add_row(f"look-up of {LOOKUP_TOKENS} cached tokens", _spread(cached_lookup_us()))
-    Console().print(table)
+        what = f"decode step, 8 running, {waiting} waiting that share 400 of 500 tokens"
+        rows.append([what, _spread(costs)])
+    rows.append([f"look-up of {LOOKUP_TOKENS} cached tokens", _spread(cached_lookup_us())])
+    show(rows, "scheduler alone", "scheduler cost", args.markdown)
     return 0
 
 

@@ -27,6 +27,16 @@ def machine() -> Machine:
     )
 
 
+def description() -> str:
+    """One line on this machine, this commit and torch's version, for beside a table."""
+    found, now = machine(), commit()
+    changed = ", with changes" if now.dirty else ""
+    return (
+        f"{found.cpu}, {found.cores} cores; Python {found.python}, torch {metadata.version('torch')}; "
+        f"commit {now.id[:12]}{changed}."
+    )
+
+
 def _cpu() -> str:
     """The processor's name, where the system tells it."""
     info = Path("/proc/cpuinfo")

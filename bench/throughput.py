@@ -1,29 +1,33 @@
-"""Output tokens per second for 1 and 32 requests, beside `transformers` `generate` on the same work.
+"""Output tokens per second for 1 and 32 requests, beside other engines on the same work.
 
-    python -m bench.throughput [--stage 1] [--rounds 3] [-- SERVER FLAGS]
+    python -m bench.throughput [--stage 1 4] [--rounds 3] [--peer NAME=URL] [--markdown FILE] [-- SERVER FLAGS]
 
 The work: greedy, EOS ignored, 128 prompt tokens, 64 new ones, prompts that no cache has seen, prompt time
-included.  The two take turns, because a shared machine drifts; what counts is the ratio of each round.
+included.  The engines are the stages asked for, `transformers` `generate`, and every peer, an OpenAI-compatible
+server.  They take turns, because a shared machine drifts; what counts is the ratio of each round.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
+from bench.plan import parse_peer
 from bench.server_process import ServerProcess, end_on_sigterm
+from bench.tables import show
 from shared.weights.model_config import ModelConfig
 from shared.weights.prepare import DEFAULT_MODEL, prepare_model
 
@@ -37,12 +41,12 @@ Generate = Callable[[Prompts], Prompts]
 
 @dataclass
 class Measured:
-    """Output tokens per second of every round, for one number of requests."""
+    """One engine at one number of requests, round by round."""
 
-    ours: list[float] = field(default_factory=list)
-    theirs: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    """Output tokens per second."""
     agreement: list[float] = field(default_factory=list)
-    """Share of requests whose answers were the same tokens, 0 to 1."""
+    """Share of requests with the same tokens as the first engine's, 0 to 1; empty where an engine gives no ids."""
 
 
 def fresh_prompts(count: int, vocab_size: int, rng: np.random.Generator) -> Prompts:
@@ -119,36 +123,44 @@ def timed(generate: Generate, prompts: Prompts) -> tuple[float, Prompts]:
     return NEW_TOKENS * len(prompts) / seconds, answers
 
 
-def measure(ours: Generate, theirs: Generate, vocab_size: int, rounds: int) -> dict[int, Measured]:
-    """Both in turn, after one round that does not count."""
+def measure(engines: dict[str, Generate], vocab_size: int, rounds: int) -> dict[tuple[int, str], Measured]:
+    """All in turn, after one round that does not count.  Every round begins with another engine."""
     rng = np.random.default_rng(0)
-    measured = {size: Measured() for size in BATCH_SIZES}
+    measured = {(size, name): Measured() for size in BATCH_SIZES for name in engines}
     with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("rounds", total=rounds + 1)
+        task = progress.add_task("rounds", total=(rounds + 1) * len(measured))
         for round in range(rounds + 1):
             for size in BATCH_SIZES:
                 prompts = fresh_prompts(size, vocab_size, rng)
-                our_rate, our_answers = timed(ours, prompts)
-                their_rate, their_answers = timed(theirs, prompts)
+                turn = list(engines)[round % len(engines) :] + list(engines)[: round % len(engines)]
+                timings = {}
+                for name in turn:
+                    timings[name] = timed(engines[name], prompts)
+                    progress.advance(task)
                 if round:
-                    same = [a == b for a, b in zip(our_answers, their_answers, strict=True)]
-                    measured[size].ours.append(our_rate)
-                    measured[size].theirs.append(their_rate)
-                    measured[size].agreement.append(sum(same) / size)
-            progress.advance(task)
+                    _add(measured, size, timings)
     return measured
 
 
-def show(measured: dict[int, Measured], stage: int) -> Table:
-    """Medians, with the range over rounds."""
-    table = Table(title=f"output tokens/s, {PROMPT_TOKENS} in, {NEW_TOKENS} out, greedy")
-    for column in ("requests", f"stage {stage}", "transformers", "ratio", "same answers"):
-        table.add_column(column, justify="right")
-    for size, m in measured.items():
-        ratios = [ours / theirs for ours, theirs in zip(m.ours, m.theirs, strict=True)]
-        cells = [spread(m.ours, ".1f"), spread(m.theirs, ".1f"), spread(ratios, ".2f")]
-        table.add_row(str(size), *cells, f"{statistics.mean(m.agreement):.0%}")
-    return table
+def _add(measured: dict[tuple[int, str], Measured], size: int, timings: dict[str, tuple[float, Prompts]]) -> None:
+    first = next(name for _, name in measured)
+    expected = timings[first][1]
+    for name, (rate, answers) in timings.items():
+        one = measured[size, name]
+        one.rates.append(rate)
+        if answers[0][0] >= 0:
+            one.agreement.append(sum(a == b for a, b in zip(answers, expected, strict=True)) / size)
+
+
+def rows(measured: dict[tuple[int, str], Measured]) -> list[list[str]]:
+    """Medians, with the range over rounds; a ratio is the first engine's rate over this one's, round by round."""
+    found = [["requests", "engine", "tokens/s", "ratio to it", "same answers"]]
+    first = next(name for _, name in measured)
+    for (size, name), one in measured.items():
+        ratios = [ours / theirs for ours, theirs in zip(measured[size, first].rates, one.rates, strict=True)]
+        same = f"{statistics.mean(one.agreement):.0%}" if one.agreement else ""
+        found.append([str(size), name, spread(one.rates, ".1f"), spread(ratios, ".2f"), same])
+    return found
 
 
 def spread(values: list[float], form: str) -> str:
@@ -158,19 +170,26 @@ def spread(values: list[float], form: str) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.throughput", description=__doc__.split("\n")[0])
-    parser.add_argument("--stage", type=int, choices=(1, 2, 3, 4), default=1)
+    parser.add_argument("--stage", type=int, nargs="+", choices=(1, 2, 3, 4), default=[1])
     parser.add_argument("--rounds", type=int, default=3, help="counted rounds")
     parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--peer", action="append", default=[], type=parse_peer, metavar="NAME=URL")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table to its place in FILE")
     parser.add_argument("flags", nargs="*", help="flags of the server, after --")
     args = parser.parse_args(argv)
     end_on_sigterm()
     folder = prepare_model(args.model)
     vocab_size = ModelConfig.from_folder(folder).vocab_size
-    theirs = transformers_generate(str(folder))
-    flags = ["--model-path", str(folder), "--sleep-on-idle", *args.flags]  # quiet while the other has its turn
-    with ServerProcess(args.stage, flags) as server:
-        measured = measure(server_generate(server.url), theirs, vocab_size, args.rounds)
-    Console().print(show(measured, args.stage))
+    flags = ["--model-path", str(folder), "--sleep-on-idle", *args.flags]  # quiet while the others have their turn
+    with contextlib.ExitStack() as servers:
+        engines = {}
+        for stage in args.stage:
+            server = servers.enter_context(ServerProcess(stage, flags))
+            engines[f"stage {stage}"] = server_generate(server.url)
+        engines["transformers"] = transformers_generate(str(folder))
+        engines |= {name: peer_generate(url) for name, url in args.peer}
+        measured = measure(engines, vocab_size, args.rounds)
+    show(rows(measured), f"{PROMPT_TOKENS} tokens in, {NEW_TOKENS} out, greedy", "throughput", args.markdown)
     return 0
 
 

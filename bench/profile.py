@@ -1,0 +1,136 @@
+"""Where the time of one forward goes, by kind of operation.
+
+    python -m bench.profile [--requests 32] [--context 160] [-o NEW.json] [--against OLD.json]
+                            [--markdown FILE] [-- SERVER FLAGS]
+
+One rank without any server: a decode of so many requests at that context, and a prefill of as many prompt tokens as
+one chunk holds.  Forwards are timed alone first; the kinds are shares of torch's own profile of as many more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.gpu_check.cases import make_batch
+from bench.tables import show
+from shared.executor.forward_batch import ForwardBatch, ForwardMode
+from shared.executor.model_runner import ModelRunner
+from shared.executor.rank import runner_class
+from shared.parallel.tp_group import TpGroup
+from shared.server_args import parse_server_args
+from shared.weights.model_config import ModelConfig
+from shared.weights.prepare import prepare_model
+
+KINDS = {
+    "matrix products": ("aten::mm", "aten::addmm", "mkldnn::_linear_pointwise", "mkl::_mkl_linear"),
+    "attention": ("aten::_scaled_dot_product_flash_attention_for_cpu", "aten::bmm", "aten::_softmax"),
+    "gathering KV": ("aten::index_select",),
+    "storing KV": ("aten::index_copy_",),
+}
+REST = "norms, RoPE, activation and the rest"
+NOT_TORCH = "outside torch"
+PROMPT_TOKENS = 128
+
+Profile = dict[str, dict[str, float]]
+"""Milliseconds of one forward by what was run and kind; the kind `whole` is the median without the profiler."""
+
+
+def profile(runner: ModelRunner, batch: ForwardBatch, repeats: int) -> dict[str, float]:
+    """Milliseconds of one forward of `batch`, by kind."""
+
+    def run() -> None:
+        runner.launch(batch).wait()
+
+    for _ in range(3):
+        run()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append((time.perf_counter() - start) * 1e3)
+    whole = statistics.median(times)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        start = time.perf_counter()
+        for _ in range(repeats):
+            run()
+        profiled = (time.perf_counter() - start) * 1e3 / repeats
+    by_kind = dict.fromkeys([*KINDS, REST], 0.0)
+    for event in profiler.key_averages():
+        by_kind[kind_of(event.key)] += event.self_cpu_time_total / 1e3 / repeats
+    by_kind[NOT_TORCH] = max(0.0, profiled - sum(by_kind.values()))
+    total = sum(by_kind.values())
+    return {"whole": whole, **{kind: ms / total * whole for kind, ms in by_kind.items()}}
+
+
+def kind_of(operation: str) -> str:
+    """The kind that torch's `operation` is counted as."""
+    return next((kind for kind, names in KINDS.items() if operation in names), REST)
+
+
+def measure(flags: list[str], requests: list[int], context: int, repeats: int) -> Profile:
+    args = parse_server_args("bench.profile", frozenset(), ["--max-total-tokens", "65536", *flags])
+    folder = prepare_model(args.model_path)
+    config = ModelConfig.from_folder(folder)
+    chunk = args.chunked_prefill_size if args.chunked_prefill_size > 0 else 2048
+    batches = {
+        f"decode of {count} at {context}": make_batch(
+            [(context - 1, 1)] * count, count * context, 0, ForwardMode.DECODE, config.vocab_size
+        )
+        for count in requests
+    }
+    prompts = [(0, PROMPT_TOKENS)] * max(1, chunk // PROMPT_TOKENS)
+    batches[f"prefill of {len(prompts)} x {PROMPT_TOKENS}"] = make_batch(
+        prompts, len(prompts) * PROMPT_TOKENS, 0, ForwardMode.EXTEND, config.vocab_size
+    )
+    runner = runner_class(args.device)(
+        dataclasses.replace(args, model_path=str(folder)),
+        config,
+        TpGroup(0, 1),
+        context_length=max(context, PROMPT_TOKENS) + 8,
+        max_running_requests=max(*requests, len(prompts)),
+    )
+    return {name: profile(runner, batch, repeats) for name, batch in batches.items()}
+
+
+def rows(found: Profile, before: Profile) -> list[list[str]]:
+    """A column for each forward; with an earlier profile `then → now`."""
+    names = list(found)
+    lines = [["milliseconds of a forward", *names]]
+    for kind in found[names[0]]:
+        lines.append([kind, *[_cell(found[name][kind], before.get(name, {}).get(kind)) for name in names]])
+    return lines
+
+
+def _cell(ms: float, before: float | None) -> str:
+    return f"{ms:.2f}" if before is None else f"{before:.2f} → {ms:.2f}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.profile", description=__doc__.split("\n")[0])
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--context", type=int, default=160, help="tokens of each request in a decode")
+    parser.add_argument("--repeats", type=int, default=20, help="forwards timed, and as many profiled")
+    parser.add_argument("-o", "--output", type=Path, help="keep the figures in this file")
+    parser.add_argument("--against", type=Path, help="show the figures of an earlier run before these")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table to its place in FILE")
+    parser.add_argument("flags", nargs="*", help="flags of the server, after --")
+    args = parser.parse_args(argv)
+    before: Any = json.loads(args.against.read_text(encoding="utf-8")) if args.against else {}
+    found = measure(args.flags, args.requests, args.context, args.repeats)
+    if args.output:
+        args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    show(rows(found, before), "one rank, no server", "profile", args.markdown)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
