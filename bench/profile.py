@@ -32,7 +32,13 @@ from shared.weights.prepare import prepare_model
 
 KINDS = {
     "matrix products": ("aten::mm", "aten::addmm", "mkldnn::_linear_pointwise", "mkl::_mkl_linear"),
-    "attention": ("aten::_scaled_dot_product_flash_attention_for_cpu", "aten::bmm", "aten::_softmax"),
+    "attention": (
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "aten::sparse_sampled_addmm",
+        "aten::_embedding_bag_forward_only",
+        "aten::_softmax",
+        "aten::bmm",
+    ),
     "gathering KV": ("aten::index_select",),
     "storing KV": ("aten::index_copy_",),
 }

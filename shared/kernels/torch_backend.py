@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import platform
+import warnings
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,32 +24,65 @@ MAX_PADDING = 1.25
 HAS_BLOCKED_LINEAR: bool = torch._C._has_mkldnn and platform.machine() in ("x86_64", "AMD64")
 """Whether oneDNN's blocked weights were measured to pay on this kind of machine."""
 MOST_BLOCKED_ROWS = 64
-"""Up to here products with blocked weights are quicker, but never for one row."""
+"""On Intel's processors products with blocked weights are quicker up to here, but never for one row."""
 FEWEST_BLOCKED_OUTPUTS = 2048
-"""Narrower layers gain nothing, and each blocked weight is a second copy in memory."""
+"""Narrower layers gain nothing there, and each blocked weight is a second copy in memory."""
+
+_linear_pointwise: Any = torch.ops.mkldnn._linear_pointwise.default if HAS_BLOCKED_LINEAR else None
+"""The operation itself, which need not be looked up at every call."""
+
+warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
 
 SlotIndex = Tensor | slice
 """Rows of a pool: a slice where they are consecutive, which is a view and costs no gathering."""
 
 
+def is_intel() -> bool:
+    """Whether torch's other library, MKL, is at its best here: on the processors of its own maker."""
+    try:
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return True  # every Mac with an x86 processor
+
+
 @dataclass(frozen=True)
 class _PackedLinear:
-    transposed: Tensor
-    """[in, out]: 10 to 15 % quicker than [out, in] where one row or very many are multiplied"""
+    """One layout or both, float32 on x86."""
+
+    transposed: Tensor | None
+    """[in, out], for MKL: 10 to 15 % quicker than [out, in] where one row or very many are multiplied"""
     blocked: Tensor | None
-    """the same weights in oneDNN's layout, float32 on x86 only; a second copy that decode batches earn back"""
+    """in oneDNN's layout"""
 
 
 @dataclass(frozen=True)
 class _SingleTokens:
-    """Requests with one new token each, attended together over contexts padded to the longest."""
+    """Requests with one new token each, attended together over contexts padded to the longest.
+
+    A short row repeats its own last slot, so that no request ever reads another's KV.
+    """
 
     tokens: Tensor | None
     """[n] indices into T; None for all of them in order"""
-    slots: SlotIndex
-    """[n * length]; a short row repeats its own last slot, so that no request ever reads another's KV"""
+    slots: SlotIndex | None
+    """[n * length], to gather; None where the pool is read in place"""
+    in_place: _InPlace | None
     mask: Tensor | None
     """[n, 1, 1, length], 0 or -inf; None where all contexts are equally long"""
+
+
+@dataclass(frozen=True)
+class _InPlace:
+    """Where the heads of `n` requests find their keys and values in a pool seen as `[slots * 2 * kv_heads, D]`.
+
+    Attention is then two operations that torch has for other ends, and that copy no row: a product of dense
+    matrices at a sparse one's places (scores), and a weighted sum of rows of an embedding table (values).
+    """
+
+    scores: Tensor
+    """sparse CSR [n * heads, slots * 2 * kv_heads]: `length` places a row, those of its keys; written over"""
+    values: Tensor
+    """[n * heads, length]; rows of its values"""
 
 
 @dataclass(frozen=True)
@@ -71,26 +107,37 @@ class _Plan:
 class TorchKernels:
     """`shared.kernels.base.Kernels` in torch operations."""
 
+    def __init__(self) -> None:
+        self._prefers_blocked = HAS_BLOCKED_LINEAR and not is_intel()
+
     def pack_linear(self, weight: Tensor) -> _PackedLinear:
         blocked = None
-        is_wide = weight.shape[0] >= FEWEST_BLOCKED_OUTPUTS
+        is_wide = self._prefers_blocked or weight.shape[0] >= FEWEST_BLOCKED_OUTPUTS
         if HAS_BLOCKED_LINEAR and is_wide and weight.device.type == "cpu" and weight.dtype == torch.float32:
             blocked = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+            if self._prefers_blocked:
+                return _PackedLinear(None, blocked)
         return _PackedLinear(weight.t().contiguous(), blocked)
 
     def linear(self, x: Tensor, packed: _PackedLinear, bias: Tensor | None) -> Tensor:
-        if packed.blocked is not None and 1 < x.shape[0] <= MOST_BLOCKED_ROWS:
-            product: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed.blocked, bias, "none", [], "")
+        if packed.transposed is None or (packed.blocked is not None and 1 < x.shape[0] <= MOST_BLOCKED_ROWS):
+            product: Tensor = _linear_pointwise(x, packed.blocked, bias, "none", [], "")
             return product
         if bias is None:
             return torch.mm(x, packed.transposed)
         return torch.addmm(bias, x, packed.transposed)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, eps)
+        if x.dtype != torch.float32 or x.device.type != "cpu":
+            return F.rms_norm(x, weight.shape, weight, eps)
+        # On the CPU that is more operations than these, which is what it costs for few rows.
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        inverse_rms = norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
+        normed: Tensor = (x * inverse_rms).mul_(weight)
+        return normed
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return F.rms_norm(residual.add_(x), weight.shape, weight, eps)
+        return self.rms_norm(residual.add_(x), weight, eps)
 
     def rope(self, qk: Tensor, cos: Tensor, sin: Tensor) -> None:
         halves_swapped = qk.roll(qk.shape[-1] // 2, dims=-1)
@@ -153,12 +200,32 @@ def _plan_single(
     is_padding = column >= lengths[:, None]
     positions = np.where(is_padding, ends[:, None] - 1, (ends - lengths)[:, None] + column)
     slots = batch.req_to_token[batch.req_pool_indices[rows, None], positions].astype(np.int64)
+    in_place = _plan_in_place(slots, shape, pool) if len(rows) > 1 and _reads_in_place(pool) else None
     mask = None
     if is_padding.any():
         bias = np.where(is_padding, -np.inf, 0.0).astype(np.float32)
         mask = torch.from_numpy(bias[:, None, None]).to(pool.device, pool.dtype)
     tokens = None if len(rows) == len(batch.input_ids) else torch.from_numpy(starts[rows]).to(pool.device)
-    return _SingleTokens(tokens, _slot_index(slots.reshape(-1), pool), mask)
+    index = None if in_place else _slot_index(slots.reshape(-1), pool)
+    return _SingleTokens(tokens, index, in_place, mask)
+
+
+def _reads_in_place(pool: Tensor) -> bool:
+    """Whether torch has the two operations of `_InPlace` for this kind of pool."""
+    return pool.device.type == "cpu" and pool.dtype == torch.float32
+
+
+def _plan_in_place(slots: IntArray, shape: AttentionShape, pool: Tensor) -> _InPlace:
+    """For `slots`, `[n, length]`."""
+    length = slots.shape[1]
+    kv_head = np.arange(shape.query_heads) * shape.kv_heads // shape.query_heads
+    keys = (slots[:, None] * (2 * shape.kv_heads) + kv_head[:, None]).reshape(-1, length)
+    values = torch.from_numpy(keys + shape.kv_heads)
+    row_ends = torch.arange(0, keys.size + 1, length)
+    places = (keys.shape[0], pool.numel() // shape.head_dim)
+    found_at = torch.from_numpy(keys).view(-1)
+    scores = torch.sparse_csr_tensor(row_ends, found_at, torch.zeros(keys.size), places, check_invariants=False)
+    return _InPlace(scores, values)
 
 
 def _plan_many(batch: ForwardBatch, row: int, start: int, shape: AttentionShape, pool: Tensor) -> _ManyTokens:
@@ -189,9 +256,25 @@ def _rows_of(pool: Tensor, slots: SlotIndex) -> Tensor:
 def _attend_single(q: Tensor, pool: Tensor, plan: _SingleTokens, kv_heads: int) -> Tensor:
     """`[n, heads, D]` to `[n, kv_heads, heads / kv_heads, D]`: heads that share KV are one head's queries."""
     n, heads, head_dim = q.shape
+    if plan.in_place is not None:
+        return _attend_in_place(q, pool, plan.in_place, plan.mask).view(n, kv_heads, heads // kv_heads, head_dim)
+    assert plan.slots is not None
     keys, values = _rows_of(pool, plan.slots).view(n, -1, 2, kv_heads, head_dim).transpose(1, 3).unbind(2)
     grouped = q.view(n, kv_heads, heads // kv_heads, head_dim)
     return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=plan.mask)
+
+
+def _attend_in_place(q: Tensor, pool: Tensor, plan: _InPlace, mask: Tensor | None) -> Tensor:
+    """`[n, heads, D]` to `[n * heads, D]`."""
+    n, heads, head_dim = q.shape
+    table, queries, scale = pool.view(-1, head_dim), q.reshape(-1, head_dim), head_dim**-0.5
+    plan.scores.values().zero_()  # beta=0 alone would carry a NaN from layer to layer
+    torch.sparse.sampled_addmm(plan.scores, queries, table.t(), beta=0.0, alpha=scale, out=plan.scores)
+    scores = plan.scores.values().view(n, heads, -1)
+    if mask is not None:
+        scores = scores + mask[:, 0]
+    weights = torch.softmax(scores, dim=-1).view(plan.values.shape)
+    return F.embedding_bag(plan.values, table, per_sample_weights=weights, mode="sum")
 
 
 def _attend_many(q: Tensor, pool: Tensor, plan: _ManyTokens) -> Tensor:

@@ -81,6 +81,17 @@ def test_a_single_token_in_an_extend_gets_what_a_decode_gives_it(backend: str) -
     torch.testing.assert_close(attend(backend, extend), attend(backend, decode), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_one_layer_could_not_compute_is_not_carried_to_the_next(backend: str) -> None:
+    case = make_case(DECODES, AttentionShape(4, 2, 64, None), torch.float32, device=DEVICE)
+    kernels = make_kernels(backend, torch.device(DEVICE))
+    plan = kernels.plan_attention(case.batch, case.shape, case.pool)
+    for ruined in (torch.nan, torch.inf):
+        kernels.attention(torch.full_like(case.q, ruined), case.pool, plan)
+        attended = kernels.attention(case.q, case.pool, plan).double().cpu()
+        torch.testing.assert_close(attended, reference_attention(case), rtol=0, atol=TOLERANCE[torch.float32])
+
+
 @pytest.mark.parametrize("backend", [TRITON])
 def test_a_decode_is_the_same_bits_alone_and_in_a_batch(backend: str) -> None:
     case = make_case(DECODES, AttentionShape(4, 2, 64, None), torch.float32, device=DEVICE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shared.kernels import make_kernels
+from shared.kernels import make_kernels, torch_backend
 from shared.kernels.base import Kernels
 from tests.kernels.conftest import DEVICE, TRITON
 
@@ -100,9 +100,25 @@ def test_store_kv_writes_the_given_slots_and_no_other(kernels: Kernels, dtype: t
 
 @pytest.mark.parametrize("rows", [1, 7, 100])
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_linear(kernels: Kernels, rows: int, has_bias: bool) -> None:
-    x, weight = random(rows, 96, dtype=torch.float32), random(2080, 96, dtype=torch.float32, seed=1)
-    bias = random(2080, dtype=torch.float32, seed=2) if has_bias else None
+@pytest.mark.parametrize("outputs", [72, 2080], ids=["narrow", "wide"])
+def test_linear(kernels: Kernels, rows: int, has_bias: bool, outputs: int) -> None:
+    check_linear(kernels, rows, has_bias, outputs)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 100])
+@pytest.mark.parametrize("outputs", [72, 2080], ids=["narrow", "wide"])
+@pytest.mark.parametrize("intel", [True, False])
+def test_linear_on_processors_of_both_makers(
+    monkeypatch: pytest.MonkeyPatch, rows: int, outputs: int, intel: bool
+) -> None:
+    monkeypatch.setattr(torch_backend, "is_intel", lambda: intel)
+    for has_bias in (True, False):
+        check_linear(torch_backend.TorchKernels(), rows, has_bias, outputs)
+
+
+def check_linear(kernels: Kernels, rows: int, has_bias: bool, outputs: int) -> None:
+    x, weight = random(rows, 96, dtype=torch.float32), random(outputs, 96, dtype=torch.float32, seed=1)
+    bias = random(outputs, dtype=torch.float32, seed=2) if has_bias else None
     expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     actual = kernels.linear(x, kernels.pack_linear(weight), bias)
     torch.testing.assert_close(actual.double(), expected, rtol=0, atol=1e-4)
