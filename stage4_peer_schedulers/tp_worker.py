@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from concurrent.futures import ThreadPoolExecutor
+
 from shared import trace
 from shared.executor.forward_batch import ForwardResult
 from shared.executor.rank import load_rank
@@ -18,7 +21,14 @@ class TpModelWorker:
 
     def __init__(self, server_args: ServerArgs, port_args: PortArgs, gpu_id: int, tp_rank: int, dp_rank: int) -> None:
         overlap = not server_args.disable_overlap_schedule
-        self.rank = load_rank(server_args, port_args, tp_rank, dp_rank, overlap=overlap, gpu_id=gpu_id)
+        load = functools.partial(load_rank, server_args, port_args, tp_rank, dp_rank, overlap=overlap, gpu_id=gpu_id)
+        if overlap:
+            # Forwards will have a thread of their own, and OpenMP gives every thread that ever used it helpers of
+            # its own.  With more of them than cores all would sleep at each barrier, where they else spin.
+            with ThreadPoolExecutor(1) as loading:
+                self.rank = loading.submit(load).result()
+        else:
+            self.rank = load()
         self._trace = trace.track()
 
     def forward_batch_generation(self, batch: ScheduleBatch) -> ForwardResult:

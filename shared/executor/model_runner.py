@@ -28,7 +28,7 @@ from shared.weights.model_config import ModelConfig
 
 SPARE_SLOTS = 1
 """At the end of every pool, for rows that only fill up a batch."""
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _KEEP_BLOCKS_OF_BYTES = 32 << 20  # the most that glibc takes
 _KEEP_BYTES = 1 << 30
 
@@ -142,6 +142,7 @@ def _keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _KEEP_BLOCKS_OF_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _KEEP_BYTES)
+        mallopt(_M_ARENA_MAX, 1)  # only the first arena keeps much, and a forward may have a thread of its own
 
 
 def _share_cores(local_ranks: int) -> None:
