@@ -6,9 +6,11 @@ does.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
+import platform
 import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ import numpy as np
 
 from shared import trace
 from shared.messages import IntArray
+from shared.parallel.shared_memory import SharedMemory, new_memory, open_memory
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +35,8 @@ class TpGroup:
 
     Three process groups, so that threads never meet on one: `device_group` carries tensors of the forward,
     `cpu_group` control messages of the scheduler, `check_group` the hashes of `--check-determinism`.  All
-    three are None in a group of one rank, where every call returns at once.
+    three are None in a group of one rank, where every call returns at once.  Where there is `shared_memory`,
+    tensors of the forward go through it instead.
     """
 
     def __init__(
@@ -42,17 +46,21 @@ class TpGroup:
         device_group: ProcessGroup | None = None,
         cpu_group: ProcessGroup | None = None,
         check_group: ProcessGroup | None = None,
+        shared_memory: SharedMemory | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
         self.device_group = device_group
         self.cpu_group = cpu_group
         self.check_group = check_group
+        self.shared_memory = shared_memory
         self._trace = trace.track()
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks, in place, the same bits on every rank."""
-        if self.size > 1:
+        """The sum over ranks, in place, the same bits on every rank.  `tensor` is contiguous."""
+        if self.shared_memory is not None:
+            self.shared_memory.all_reduce(tensor)
+        elif self.size > 1:
             import torch.distributed as dist
 
             dist.all_reduce(tensor, group=self.device_group)
@@ -62,6 +70,8 @@ class TpGroup:
         """Joins `[rows, widths[rank]]` of every rank to `[rows, sum(widths)]`; the widths may differ."""
         if self.size == 1:
             return shard
+        if self.shared_memory is not None:
+            return self.shared_memory.all_gather(shard, widths)
         import torch
         import torch.distributed as dist
 
@@ -140,10 +150,29 @@ def init_tp_group(rank: int, size: int, init_method: str, *, device: str = "cpu"
         os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=size, timeout=PROCESS_GROUP_TIMEOUT)
     device_backend = "nccl" if device == "cuda" else "gloo"
-    return TpGroup(
+    group = TpGroup(
         rank,
         size,
         device_group=dist.new_group(backend=device_backend, timeout=PROCESS_GROUP_TIMEOUT),
         cpu_group=dist.new_group(backend="gloo", timeout=PROCESS_GROUP_TIMEOUT),
         check_group=dist.new_group(backend="gloo", timeout=PROCESS_GROUP_TIMEOUT),
     )
+    if device == "cpu" and loopback and sys.platform == "linux" and platform.machine() == "x86_64":
+        group.shared_memory = _share_memory(group)
+    return group
+
+
+def _share_memory(group: TpGroup) -> SharedMemory | None:
+    """Memory that all ranks of `group` map, None where one of them may not open that of rank 0."""
+    memory = None
+    if group.rank == 0:
+        memory, descriptor = new_memory(group.size)
+        group.broadcast_pyobj([(os.getpid(), descriptor)])
+    else:
+        (where,) = group.broadcast_pyobj([])
+        with contextlib.suppress(OSError):
+            memory = open_memory(*where)
+    all_have_it = group.agree_min(memory is not None)
+    if group.rank == 0:
+        os.close(descriptor)
+    return SharedMemory(memory, group.rank, group.size) if all_have_it and memory is not None else None
