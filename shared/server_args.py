@@ -43,6 +43,11 @@ class ServerArgs:
     )
     chat_template: str | None = _flag(None, "a Jinja file to use instead of the model's own", metavar="FILE")
     dtype: str = _flag("float32", "weights and activations", choices=("float32", "bfloat16", "float16"))
+    quantization: str | None = _flag(
+        None,
+        "weights of the linear layers, activations stay in --dtype (default: in --dtype too; cpu)",
+        choices=("float16", "int8"),
+    )
     context_length: int | None = _flag(None, "tokens per request (default: the model's)", metavar="N", low=2)
 
     # HTTP
@@ -186,7 +191,7 @@ def check_server_args(args: ServerArgs) -> None:
     for spec in dataclasses.fields(args):
         meta, value = spec.metadata, getattr(args, spec.name)
         name = "--" + spec.name.replace("_", "-")
-        if meta["choices"] is not None and value not in meta["choices"]:
+        if meta["choices"] is not None and value not in (*meta["choices"], spec.default):
             raise ValueError(f"{name} {value!r} is none of {', '.join(meta['choices'])}")
         if value is None or (meta["low"] is None and meta["high"] is None):
             continue

@@ -75,7 +75,7 @@ class ModelRunner:
             _keep_freed_memory()
         dtype: torch.dtype = getattr(torch, server_args.dtype)
         server_args = resolve_backends(server_args, config.head_dim)
-        self._kernels = make_kernels(server_args.attention_backend, self.device)
+        self._kernels = make_kernels(server_args.attention_backend, self.device, server_args.quantization)
         self._sampler = Sampler(make_sampling_kernels(server_args.sampling_backend))
         self._trace = trace.track(trace.DEVICE_THREAD)
         with torch.inference_mode(), WeightFiles(Path(server_args.model_path)) as files:

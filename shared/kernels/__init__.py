@@ -14,8 +14,15 @@ if TYPE_CHECKING:
     from shared.kernels.base import Kernels, SamplingKernels
 
 
-def make_kernels(name: str, device: torch.device) -> Kernels:
-    """The attention backend `name` (torch, triton or flashinfer) for `device`.  Raises ValueError for another name."""
+def make_kernels(name: str, device: torch.device, quantization: str | None = None) -> Kernels:
+    """The attention backend `name` (torch, triton or flashinfer) for `device`.  Raises ValueError for another name.
+
+    `quantization` is that of the weights; only torch has any.
+    """
+    if quantization is not None:
+        from shared.kernels.small_weights import Float16Weights, Int8Weights
+
+        return {"float16": Float16Weights, "int8": Int8Weights}[quantization]()
     if name == "torch":
         from shared.kernels.torch_backend import TorchKernels
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+import platform
 from typing import Final
 
 from shared.server_args import ServerArgs
@@ -42,7 +43,18 @@ def sampling_problem(name: str, device: str) -> str | None:
 def flag_problem(args: ServerArgs) -> str | None:
     """What is wrong with the backends in `args`, as far as it shows without the model."""
     attention = attention_problem(args.attention_backend, args.device, args.dtype)
-    return attention or sampling_problem(args.sampling_backend, args.device)
+    return attention or sampling_problem(args.sampling_backend, args.device) or _quantization_problem(args)
+
+
+def _quantization_problem(args: ServerArgs) -> str | None:
+    if args.quantization is None:
+        return None
+    flag = f"--quantization {args.quantization}"
+    if args.device != "cpu" or args.attention_backend not in ("auto", "torch"):
+        return f"{flag} needs --device cpu and --attention-backend torch"
+    if args.quantization == "float16" and platform.machine() not in ("x86_64", "AMD64"):
+        return f"{flag} has products for x86 only; give int8, or --dtype bfloat16"
+    return None
 
 
 def resolve_backends(args: ServerArgs, head_dim: int) -> ServerArgs:

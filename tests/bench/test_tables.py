@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import profile, throughput
+from bench import profile, throughput, weight_formats
 from bench.tables import NoPlace, between, markdown, show
 
 ROWS = [["what", "µs"], ["a step", "1.5"], ["another", "20.0"]]
@@ -74,3 +74,9 @@ def test_a_profile_accounts_for_the_whole_forward(tmp_path: Path, monkeypatch: p
     assert profile.kind_of("aten::mm") == "matrix products" and profile.kind_of("aten::add") == profile.REST
     before = {name: dict.fromkeys(kinds, 1.0) for name, kinds in found.items()}
     assert profile.rows(found, before)[1][1] == f"1.00 → {found['decode of 2 at 40']['whole']:.2f}"
+
+
+def test_answers_agree_up_to_the_first_difference() -> None:
+    assert weight_formats.tokens_in_common([1, 2, 3], [1, 2, 3]) == 3
+    assert weight_formats.tokens_in_common([1, 9, 3], [1, 2, 3]) == 1
+    assert weight_formats.tokens_in_common([9, 2, 3], [1, 2, 3]) == 0

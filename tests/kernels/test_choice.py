@@ -66,6 +66,8 @@ def test_the_quickest_backend_that_can_run_is_chosen(
         (set(), {"device": "cuda", "sampling_backend": "triton"}, "needs the package triton"),
         ({"triton", "flashinfer"}, {"device": "cuda", "attention_backend": "flashinfer"}, "give --dtype bfloat16"),
         ({"triton"}, {"device": "sim", "attention_backend": "triton"}, "--device sim takes no backend"),
+        (set(), {"device": "sim", "quantization": "int8"}, "--quantization int8 needs --device cpu"),
+        ({"triton"}, {"device": "cuda", "quantization": "int8"}, "--quantization int8 needs --device cpu"),
     ],
 )
 def test_a_backend_that_cannot_run_is_refused_in_one_line(
