@@ -34,31 +34,26 @@ def run_server(stage: Stage, argv: list[str] | None = None) -> int:
         print(format_tree(tree))
         return 0
     stop = StopSignal()
-    stop.install()
     setproctitle(tree.title)
     set_up_logging(tree.title, server_args.log_level)
     try:
-        with contextlib.ExitStack() as resources:
+        with contextlib.ExitStack() as resources, stop:
             http_socket = None
             if server_args.node_rank == 0:
                 http_socket = resources.enter_context(bind_http_socket(server_args.host, server_args.port))
             start_trace(stage, server_args)
             server_args = resolve_model(server_args)
             processes = launch_processes(stage, server_args, meanwhile=_import_http_server)
-            stop.processes = processes
-            try:
-                from shared.launch.http_server import serve_http  # not above: children import this module
+            resources.callback(processes.stop)  # called when `stop` has been left
+            from shared.launch.http_server import serve_http  # not above: children import this module
 
-                if http_socket is None:
-                    _wait_for_the_end(with_pids(tree), server_args)
-                return serve_http(server_args, processes, with_pids(tree), http_socket, began, stop.hand_over)
-            finally:
-                stop.leave()
-                processes.stop()
+            if http_socket is None:
+                _wait_for_the_end(with_pids(tree), server_args)
+            return serve_http(server_args, processes, with_pids(tree), http_socket, began, stop.hand_over)
     except StopRequested:
         return 0
-    except ChildFailed:
-        return 1  # the supervisor has logged it
+    except ChildFailed as failure:
+        return 0 if stop.requested and failure.exitcode == 0 else 1  # the supervisor has logged it
     except BadFlag as problem:
         print(f"{stage.name}: {problem}", file=sys.stderr)
         return 2

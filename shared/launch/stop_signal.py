@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 
-from shared.launch.stage import LaunchedProcesses
+from shared.launch import supervisor
 
 IMPORT_RETRY_S = 0.02
 
@@ -21,6 +20,9 @@ class StopRequested(BaseException):
 class StopSignal:
     """The main process's signal handler: the first signal stops in order, a second Ctrl-C at once.
 
+    The first raises `StopRequested` in the `with` block, or calls what `hand_over` was given.  After the block
+    nothing is raised: the process is ending.
+
     An exception in the middle of an import is lost where it falls into one of the callbacks that Python calls
     then, and it would leave half a module.  There the handler waits, and is called again by an alarm.
     """
@@ -28,20 +30,22 @@ class StopSignal:
     requested: bool = False
     leaving: bool = False
     stop_serving: Callable[[], None] | None = None
-    processes: LaunchedProcesses | None = None
 
-    def install(self) -> None:
+    def __enter__(self) -> None:
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
             signal.signal(signum, self)
+
+    def __exit__(self, *_: object) -> None:
+        self.leaving = True
+        signal.setitimer(signal.ITIMER_REAL, 0)  # the interpreter's end would let the alarm kill the process
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         if self.leaving or (self.requested and signum != signal.SIGALRM):
             if signum == signal.SIGINT:
-                self._leave_now()
+                supervisor.leave_now()
             return
         self.requested = True
-        if self.processes is not None:
-            self.processes.supervisor.expect_ends()
+        supervisor.expect_all_ends()
         if self.stop_serving is not None:
             self.stop_serving()
         elif _is_importing(frame):
@@ -52,15 +56,6 @@ class StopSignal:
     def hand_over(self, stop_serving: Callable[[], None]) -> None:
         """From now on the first signal calls `stop_serving`."""
         self.stop_serving = stop_serving
-
-    def leave(self) -> None:
-        """This process is ending: from now on nothing is raised."""
-        self.leaving = True
-
-    def _leave_now(self) -> None:
-        if self.processes is not None:
-            self.processes.stop(grace=0.0)
-        os._exit(0)
 
 
 def _is_importing(frame: FrameType | None) -> bool:

@@ -152,8 +152,8 @@ class Supervisor:
         """Waits until every child has reported ready.
 
         Returns their payloads by name, in the order of `start`.  Raises `ChildFailed` for the first child
-        that dies before then (ready or not), which is logged already.  There is no time limit: slowness is
-        not death.
+        that dies before then (ready or not), which is logged already unless it ended in order.  There is no
+        time limit: slowness is not death.
         """
         with self._changed:
             self._waiting += 1
@@ -178,7 +178,8 @@ class Supervisor:
 
     def expect_ends(self) -> None:
         """This process has been told to end, and its children perhaps too: those that exit with 0 did not die."""
-        self._told_to_end.set()
+        if not self._told_to_end.is_set():  # a signal handler that falls into `set` must not wait for it
+            self._told_to_end.set()
 
     def lost_a_child(self, within: float) -> bool:
         """Whether a child has died, or does within so many seconds."""
@@ -195,10 +196,10 @@ class Supervisor:
 
         Returns when all are gone.  Nothing can be started afterwards.
         """
-        self.expect_ends()
         with self._changed:
             self._stopping = True
             children = list(self._children.values())
+        self.expect_ends()
         self._end(children, grace)
         with self._changed:
             self._changed.notify_all()
@@ -265,8 +266,11 @@ class Supervisor:
                 return
             ready = child.ready is not None
             failure = ChildFailed(child.title, _pid(child), exitcode, ready, child.reason, child.traceback)
-            if not in_order:
-                logger.error("%s", failure)
+            if in_order:  # whoever was told to end this process does
+                self._failure = failure
+                self._changed.notify_all()
+                return
+            logger.error("%s", failure)
             all_ready = all(other.ready for other in self._children.values())
         if child.on_death and all_ready and child.on_death(failure):
             return
@@ -308,6 +312,22 @@ def stop_all(grace: float) -> None:
     """Ends the children of every supervisor of this process."""
     for supervisor in _supervisors:
         supervisor.stop(grace)
+
+
+def expect_all_ends() -> None:
+    """This process has been told to end: `Supervisor.expect_ends` of every supervisor of this process."""
+    for supervisor in _supervisors:
+        supervisor.expect_ends()
+
+
+def leave_now() -> NoReturn:
+    """Ends this process with status 0 and its children with SIGKILL, whatever it was doing."""
+    for supervisor in _supervisors:
+        supervisor.stop(grace=0.0)
+        if supervisor._at_exit:
+            supervisor._at_exit()
+    trace.flush()
+    os._exit(0)
 
 
 def has_children() -> bool:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -15,13 +16,11 @@ STARTING = """
 import os, signal, sys, time
 from shared.launch.stop_signal import StopRequested, StopSignal
 
-stop = StopSignal()
-stop.install()
 try:
-    import a_module
-    time.sleep(60)
+    with StopSignal():
+        import a_module
+        time.sleep(60)
 except StopRequested:
-    stop.leave()
     os.kill(os.getpid(), signal.SIGALRM)  # an alarm that comes late
     print("stopped; the module is", "whole" if sys.modules["a_module"].whole else "broken")
 """
@@ -63,3 +62,52 @@ def test_a_signal_outside_an_import_stops_at_once() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50)
     assert done.stdout == "stopped; the module is whole\n"
+
+
+SLOW_IMPORT = """
+import os, signal, sys, time
+from shared.launch import Supervisor
+from shared.launch.logs import set_up_logging
+from shared.launch.stop_signal import StopRequested, StopSignal
+from shared.launch.supervisor import TOLD_TO_END_S, ChildFailed
+from tests.launch import toys
+
+set_up_logging("test", "info")
+supervisor = Supervisor(at_exit=lambda: print("cleaned up", flush=True))
+supervisor.start("child", "child", toys.never_ready, (sys.argv[1], "child"))
+while not os.path.exists(os.path.join(sys.argv[1], "child")):
+    time.sleep(0.01)
+try:
+    with StopSignal():
+        import a_module
+        supervisor.wait_ready()
+except StopRequested:
+    print("stopped")
+except ChildFailed as failure:
+    print("stopped" if failure.exitcode == 0 else failure)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "out"),
+    [
+        ("os.killpg(os.getpgid(0), signal.SIGTERM)\ntime.sleep(3 * TOLD_TO_END_S)\n", "stopped\n"),
+        ("os.kill(os.getpid(), signal.SIGINT)\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(40)\n", "cleaned up\n"),
+    ],
+    ids=["children end first", "Ctrl-C twice"],
+)
+def test_a_signal_in_a_slow_import_finds_children(tmp_path: Path, body: str, out: str) -> None:
+    (tmp_path / "a_module.py").write_text(
+        "import os, signal, time\nfrom shared.launch.supervisor import TOLD_TO_END_S\n" + body
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", SLOW_IMPORT, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        start_new_session=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, out, "")
+    pid = int((tmp_path / "child").read_text())
+    assert not psutil.pid_exists(pid)
