@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from tests.conftest import ALL_STAGES, existing_stages
@@ -17,6 +19,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job; its children would ignore it too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     selected_stages(config)
 
 
