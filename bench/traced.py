@@ -25,9 +25,15 @@ def steps_during(trace_dir: Path, start_ns: int, end_ns: int) -> list[Step]:
 
 
 @functools.lru_cache(maxsize=1)
+def read(trace_dir: Path) -> trace.Trace:
+    """The trace in `trace_dir`, whose server has stopped."""
+    return trace.read(trace_dir)
+
+
+@functools.lru_cache(maxsize=1)
 def _steps(trace_dir: Path) -> list[Step]:
     """The steps of the loop that drives rank 0 of the first replica, or is it."""
-    found = trace.read(trace_dir)
+    found = read(trace_dir)
     drivers = {(step.spans[0].process, step.spans[0].thread) for step in found.steps if step.drives}
     for title, thread in sorted(loops(found), key=lambda loop: (loop not in drivers, loop)):
         its_steps = steps(found, title, thread)

@@ -1,13 +1,16 @@
 """Each transport alone, and what it costs inside the stage that has it: the second should be near the first.
 
-The stage's figure is read off the steps of one request, in which nothing arrives: all segments of the transport, as
-often as it is called.  `step_overhead` and `payload` have the same segments under load.
+The stage's figure is of the steps of one request, in which nothing arrives.  It is what the bare loop's is: the time
+in which a rank can do nothing but wait for the transport.  What a rank spends on its own step, or waiting for one that
+another has not ended, is no part of it.  `step_overhead` and `payload` have the same segments under load.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 import time
+from bisect import bisect_left
 from pathlib import Path
 
 from bench import bare_loops
@@ -15,9 +18,12 @@ from bench.live_server import LiveServer
 from bench.plan import Case, Figures, Pending, Plan, Setup, What
 from bench.suites import setups
 from bench.suites.payload import BUFFER
-from bench.traced import steps_between
+from bench.traced import read
+from shared.trace import Span, Trace
+from shared.trace.summary import WAITS_FOR_CALL
 
-SEGMENTS = {"rpyc": ("rpyc call", "rpyc wait", "obtain"), "gloo": ("broadcast",)}
+RPYC_IN_DRIVER = ("rpyc call", "rpyc wait", "obtain")
+RPYC_IN_RANK = (WAITS_FOR_CALL, "obtain")
 
 
 def cases(plan: Plan) -> list[Case]:
@@ -82,9 +88,55 @@ def measure_stage(server: LiveServer, transport: str, new_tokens: int = 1500) ->
 
 def figures(trace_dir: Path, *, transport: str, start_ns: int, end_ns: int) -> Figures:
     """Of the transport in one step, in microseconds."""
-    steady = [step for step in steps_between(trace_dir, start_ns, end_ns) if step.kind == "decode"]
-    names = SEGMENTS[transport.partition(" ")[0]]
-    calls = [sum(step.segments.get(name, 0) for name in names) for step in steady]
-    if not any(calls):
-        raise RuntimeError(f"no step had a segment of {transport}")
-    return bare_loops.figures(calls)
+    found = read(trace_dir)
+    calls = rpyc_calls_ns(found) if transport == "rpyc" else broadcasts_ns(found)
+    return bare_loops.figures([ns for at, ns in calls if start_ns <= at <= end_ns])
+
+
+def rpyc_calls_ns(found: Trace) -> list[tuple[int, int]]:
+    """Start and duration of every call for a decode: the driver's time for it without that in which a rank computed."""
+    decodes = [step for step in found.steps if step.kind == "decode" and step.spans[0].name == WAITS_FOR_CALL]
+    work = _union([(s.start_ns, s.end_ns) for step in decodes for s in step.spans if s.name not in RPYC_IN_RANK])
+    ends = [end for _, end in work]
+    calls = []
+    for step in found.steps:
+        spans = [span for span in step.spans if step.drives and span.name in RPYC_IN_DRIVER]
+        if not spans:
+            continue
+        start, end = spans[0].start_ns, spans[-1].end_ns
+        inside = work[bisect_left(ends, start) :]
+        inside = [(a, b) for a, b in inside[: bisect_left(inside, (end, 0))] if start <= a and b <= end]
+        if inside:
+            calls.append((start, end - start - sum(b - a for a, b in inside)))
+    return calls
+
+
+def broadcasts_ns(found: Trace) -> list[tuple[int, int]]:
+    """Start and duration of every broadcast before a decode: that of the slowest rank, since it and rank 0 were there.
+
+    A rank that is there early waits for rank 0; one that is late finds the message, and reads it.
+    """
+    by_rank: dict[str, list[Span]] = {}
+    for step in found.steps:
+        spans = [span for span in step.spans if span.name == "broadcast"]
+        if step.kind == "decode" and spans:
+            by_rank.setdefault(spans[0].process, []).append(spans[0])
+    sender, *peers = sorted(by_rank, key=lambda title: (bool(re.search(r"TP[1-9]\d*$", title)), title))
+    return [
+        (
+            sent.start_ns,
+            max([sent.end_ns - sent.start_ns] + [r.end_ns - max(r.start_ns, sent.start_ns) for r in others]),
+        )
+        for sent, *others in zip(by_rank[sender], *(by_rank[peer] for peer in peers), strict=True)
+    ]
+
+
+def _union(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same times as intervals in order that do not overlap."""
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted(intervals):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined

@@ -13,7 +13,9 @@ from bench.live_server import LiveServer
 from bench.load import Hit, LoadResult, poisson
 from bench.plan import Case, Plan, Setup
 from bench.runner import Failed, Measured, measure_unit
-from bench.suites import serving
+from bench.suites import floors, serving
+from shared.trace import Span, Trace
+from shared.trace.reader import StepSpans
 from tests.server.process import Server
 
 SETUP = Setup(4, decode_ms=1)
@@ -102,3 +104,40 @@ def test_a_server_that_does_not_start_fails_its_cases_and_no_more() -> None:
     measure_unit([case], done.append)
     (failed,) = done
     assert isinstance(failed, Failed) and "--tp-size 999" in str(failed.error)
+
+
+def _step(process: str, kind: str, start_ns: int, *laps: tuple[str, int], drives: str | None = None) -> StepSpans:
+    """An iteration whose parts, named, end at the times given."""
+    spans = []
+    for name, end_ns in laps:
+        spans.append(Span(process, 1, "main", name, start_ns, end_ns, 0, (), None, 1))
+        start_ns = end_ns
+    return StepSpans(kind, 1, 1, drives, tuple(spans))
+
+
+def test_a_broadcast_does_not_wait_for_a_step_that_another_rank_has_not_ended() -> None:
+    steps = [
+        _step("stage3: controller", "prefill", 0, ("broadcast", 90), ("device wait", 100)),
+        _step("stage3: controller", "decode", 100, ("broadcast", 103), ("device wait", 200)),
+        _step("stage3: controller", "decode", 200, ("broadcast", 204), ("device wait", 300)),
+        _step("stage3: controller", "decode", 300, ("broadcast", 309), ("device wait", 400)),
+        _step("stage3: model TP1", "decode", 20, ("broadcast", 107), ("device wait", 250)),  # waited for rank 0
+        _step("stage3: model TP1", "decode", 250, ("broadcast", 252), ("device wait", 302)),  # found its message
+        _step("stage3: model TP1", "decode", 302, ("broadcast", 308), ("device wait", 400)),
+    ]
+    assert floors.broadcasts_ns(Trace({}, [], steps)) == [(100, 7), (200, 4), (300, 9)]
+
+
+def test_a_call_is_the_drivers_time_without_that_in_which_a_rank_computes() -> None:
+    rank = "stage1: model TP0"
+    steps = [
+        _step(
+            "stage1: router", "idle", 0, ("rpyc call", 5), ("rpyc wait", 80), ("obtain", 85), ("send", 99), drives=rank
+        ),
+        _step("stage1: router", "idle", 99, ("rpyc call", 105), ("rpyc wait", 190), ("obtain", 195), drives=rank),
+        _step(rank, "prefill", 0, ("wait for call", 8), ("obtain", 10), ("device wait", 70)),
+        _step(rank, "decode", 70, ("wait for call", 110), ("obtain", 120), ("schedule", 130), ("device wait", 160)),
+        _step("stage1: model TP1", "decode", 75, ("wait for call", 112), ("obtain", 125), ("device wait", 170)),
+        _step("stage1: model TP1", "decode", 170, ("wait for call", 250), ("obtain", 260), ("device wait", 270)),
+    ]
+    assert floors.rpyc_calls_ns(Trace({}, [], steps)) == [(99, 195 - 99 - 50)]
