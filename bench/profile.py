@@ -104,6 +104,9 @@ def measure(flags: list[str], requests: list[int], context: int, repeats: int) -
         context_length=max(context, PROMPT_TOKENS) + 8,
         max_running_requests=max(*requests, len(prompts)),
     )
+    most = max(requests)
+    fill = [(0, context)] * most  # a slot that was never written is a page of zeros that all slots share
+    runner.launch(make_batch(fill, most * context, 0, ForwardMode.EXTEND, config.vocab_size)).wait()
     return {name: profile(runner, batch, repeats) for name, batch in batches.items()}
 
 
