@@ -30,17 +30,16 @@ STEPS = 300
 LOOKUP_TOKENS = 4096
 
 
-def make_core(running: int, *, policy: str = "lpm") -> SchedulerCore:
-    config = SchedulerConfig(
+def make_config(running: int) -> SchedulerConfig:
+    """Room for `running` requests that go on for a long time."""
+    return SchedulerConfig(
         max_total_num_tokens=running * 2048 + 20_000,
         max_running_requests=running,
         context_length=8192,
         vocab_size=VOCAB,
         eos_token_ids=(2,),
         make_stop_finder=_no_stop_strings,
-        policy=policy,
     )
-    return SchedulerCore(config)
 
 
 def _no_stop_strings(params: SamplingParams) -> NoReturn:
@@ -64,7 +63,7 @@ def finish(core: SchedulerCore, batch: ScheduleBatch | None) -> None:
 
 def decode_step_us(running: int, waiting: int, *, prompt: int = PROMPT_TOKENS, common: int = 0) -> list[float]:
     """Microseconds of each of `STEPS` decode steps: input, next batch, result and outputs."""
-    core = make_core(running)
+    core = SchedulerCore(make_config(running))
     rng = np.random.default_rng(0)
     reqs = [request(i, rng, prompt=prompt, common=common) for i in range(running + waiting)]
     core.process_input_requests(list(reqs[:running]))
@@ -83,7 +82,7 @@ def decode_step_us(running: int, waiting: int, *, prompt: int = PROMPT_TOKENS, c
 
 def cached_lookup_us() -> list[float]:
     """Microseconds to match and lock, then unlock, a wholly cached prompt of `LOOKUP_TOKENS` tokens."""
-    core = make_core(8)
+    core = SchedulerCore(make_config(8))
     rng = np.random.default_rng(0)
     recv = request(0, rng, prompt=LOOKUP_TOKENS)
     core.process_input_requests([recv])

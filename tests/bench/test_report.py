@@ -18,7 +18,7 @@ from bench.report import page
 from bench.report.estimate import Estimate, differ, number, pooled_noise, shown, verdict
 from bench.report.sections import sections
 from bench.report.table import Table
-from bench.report.tradeoffs import against_releases, main_table
+from bench.report.tradeoffs import against_releases, lookups, main_table
 from bench.results import load, save
 from bench.server_process import ROOT
 from tests.bench.sample_results import sample_results
@@ -213,6 +213,27 @@ def test_a_readme_without_the_marks_is_one_line(
 def test_the_pages_show_the_committed_results() -> None:
     results = load(ROOT / "bench" / "results" / "quick.json")
     assert {path.read_text(encoding="utf-8") == text for path, text in pages(results).items()} == {True}
+
+
+def test_the_conclusions_of_the_page_are_those_of_the_committed_results() -> None:
+    ask = lookups(Table(load(ROOT / "bench" / "results" / "quick.json")))
+
+    def value(name: str, *of: object) -> float:
+        return float(ask[name](*of).replace(",", ""))
+
+    labels = ["stage 1", "stage 2", "stage 3", "stage 4, in turn", "stage 4"]
+    at_tp_2 = {label: value("period", label, 2, 1) for label in labels}
+    assert min(at_tp_2, key=at_tp_2.__getitem__) == "stage 3"
+    assert min(at_tp_2["stage 4"], at_tp_2["stage 4, in turn"]) > max(at_tp_2[label] for label in labels[:3])
+    assert value("period", "stage 1", 1, 1) > 2 * value("period", "stage 2", 1, 1)  # a timer's rounding
+    assert value("idle", "stage 2") > value("idle", "stage 1")
+    assert value("period", "stage 3", 1, 32) < 2 * value("period", "stage 3", 1, 1)
+    assert value("picture", "stage 3", "buffer") < value("picture", "stage 3", "list")
+    for label in ("stage 2", "stage 4"):
+        assert value("dispatch", label, "shortest_queue") < value("dispatch", label, "round_robin")
+    first_tokens = [value("first_token", label) for label in labels if label != "stage 4, in turn"]
+    assert max(first_tokens) == first_tokens[0]
+    assert value("release", "0.1.17", "TP 1", "1") > 5 * value("period", "stage 2", 1, 1)
 
 
 def test_a_page_has_a_dash_for_what_was_not_measured() -> None:
