@@ -11,13 +11,12 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
-from bench.live_server import LiveServer
+from bench.live_server import serving
 from bench.plan import Setup
-from bench.server_process import ServerProcess, end_on_sigterm
+from bench.server_process import end_on_sigterm
+from bench.suites import start_memory
 from bench.tables import show
 from bench.throughput import spread
 from shared.weights.prepare import DEFAULT_MODEL, prepare_model
@@ -29,17 +28,16 @@ POOL_TOKENS = 8192
 
 
 def measure(stage: int, tp: int, dp: int) -> tuple[float, float, float]:
-    """Seconds to ready, MB of all processes, MB of the largest."""
+    """Seconds to ready, MB of all processes, MiB of the largest."""
     setup = Setup(stage, tp, dp, device="cpu", flags=("--max-total-tokens", str(POOL_TOKENS)))
-    start = time.monotonic()
-    with ServerProcess(stage, setup.command_line()) as process:
-        server = LiveServer(setup, process, time.monotonic() - start)
+    with serving(setup, None) as server:
         server.generate(server.fresh_prompts(4 * dp, 128), 8)
-        sizes = [one.memory_full_info().pss / 1e6 for one in server.processes().values()]
-        return server.ready_s, sum(sizes), max(sizes)
+        figures = start_memory.measure(server)
+    every = figures.pop("pss_mb_all")
+    return figures["ready_s"], every, max(value for name, value in figures.items() if name.startswith("pss_mb_"))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.ranks", description=__doc__.split("\n")[0])
     parser.add_argument("--stage", type=int, choices=(1, 2, 3, 4), default=4)
     parser.add_argument("--rounds", type=int, default=2)
@@ -53,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for tp, dp in sizes:
             found[tp, dp].append(measure(args.stage, tp, dp))
     alone = statistics.median(total for _, total, _ in found[1, 1])
-    rows = [[f"stage {args.stage}", "ready, s", "all processes, MB", "largest, MB", "a further rank, MB"]]
+    rows = [[f"stage {args.stage}", "ready, s", "all processes, MiB", "largest, MiB", "a further rank, MiB"]]
     for (tp, dp), measured in found.items():
         ready, total, largest = zip(*measured, strict=True)
         more = (statistics.median(total) - alone) / (tp * dp - 1) if tp * dp > 1 else None

@@ -90,22 +90,24 @@ def figures(trace_dir: Path, *, transport: str, start_ns: int, end_ns: int) -> F
     """Of the transport in one step, in microseconds."""
     found = read(trace_dir)
     calls = rpyc_calls_ns(found) if transport == "rpyc" else broadcasts_ns(found)
-    return bare_loops.figures([ns for at, ns in calls if start_ns <= at <= end_ns])
+    times_ns = [ns for at, ns in calls if start_ns <= at <= end_ns]
+    if not times_ns:
+        raise RuntimeError(f"no step had a segment of {transport}")
+    return bare_loops.figures(times_ns)
 
 
 def rpyc_calls_ns(found: Trace) -> list[tuple[int, int]]:
     """Start and duration of every call for a decode: the driver's time for it without that in which a rank computed."""
     decodes = [step for step in found.steps if step.kind == "decode" and step.spans[0].name == WAITS_FOR_CALL]
     work = _union([(s.start_ns, s.end_ns) for step in decodes for s in step.spans if s.name not in RPYC_IN_RANK])
-    ends = [end for _, end in work]
+    starts = [start for start, _ in work]
     calls = []
     for step in found.steps:
         spans = [span for span in step.spans if step.drives and span.name in RPYC_IN_DRIVER]
         if not spans:
             continue
         start, end = spans[0].start_ns, spans[-1].end_ns
-        inside = work[bisect_left(ends, start) :]
-        inside = [(a, b) for a, b in inside[: bisect_left(inside, (end, 0))] if start <= a and b <= end]
+        inside = work[bisect_left(starts, start) : bisect_left(starts, end)]  # a call returns when all ranks have
         if inside:
             calls.append((start, end - start - sum(b - a for a, b in inside)))
     return calls
@@ -123,10 +125,7 @@ def broadcasts_ns(found: Trace) -> list[tuple[int, int]]:
             by_rank.setdefault(spans[0].process, []).append(spans[0])
     sender, *peers = sorted(by_rank, key=lambda title: (bool(re.search(r"TP[1-9]\d*$", title)), title))
     return [
-        (
-            sent.start_ns,
-            max([sent.end_ns - sent.start_ns] + [r.end_ns - max(r.start_ns, sent.start_ns) for r in others]),
-        )
+        (sent.start_ns, max(span.end_ns - max(span.start_ns, sent.start_ns) for span in (sent, *others)))
         for sent, *others in zip(by_rank[sender], *(by_rank[peer] for peer in peers), strict=True)
     ]
 

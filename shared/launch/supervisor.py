@@ -322,8 +322,8 @@ def expect_all_ends() -> None:
 
 def leave_now() -> NoReturn:
     """Ends this process with status 0 and its children with SIGKILL, whatever it was doing."""
+    stop_all(grace=0.0)
     for supervisor in _supervisors:
-        supervisor.stop(grace=0.0)
         if supervisor._at_exit:
             supervisor._at_exit()
     trace.flush()
