@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,3 +85,21 @@ def test_an_unknown_stage_is_an_error_that_lists_the_four(project: pytest.Pytest
     result = project.runpytest_subprocess(f"--stage={name}", "tests")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*--stage {name}: *1, 2, 3 and 4"])
+
+
+def test_tests_in_the_background_do_not_hand_on_an_ignored_ctrl_c(project: pytest.Pytester) -> None:
+    (project.path / "tests" / "test_it.py").write_text(
+        "import signal, subprocess, sys\n"
+        "ASK = 'import signal; print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)'\n"
+        "def test_child(): assert subprocess.check_output([sys.executable, '-c', ASK], text=True) == 'False\\n'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"],
+        cwd=project.path,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout

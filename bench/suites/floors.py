@@ -123,6 +123,8 @@ def broadcasts_ns(found: Trace) -> list[tuple[int, int]]:
         spans = [span for span in step.spans if span.name == "broadcast"]
         if step.kind == "decode" and spans:
             by_rank.setdefault(spans[0].process, []).append(spans[0])
+    if not by_rank:
+        return []
     sender, *peers = sorted(by_rank, key=lambda title: (bool(re.search(r"TP[1-9]\d*$", title)), title))
     return [
         (sent.start_ns, max(span.end_ns - max(span.start_ns, sent.start_ns) for span in (sent, *others)))

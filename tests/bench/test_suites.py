@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -141,3 +142,12 @@ def test_a_call_is_the_drivers_time_without_that_in_which_a_rank_computes() -> N
         _step("stage1: model TP1", "decode", 170, ("wait for call", 250), ("obtain", 260), ("device wait", 270)),
     ]
     assert floors.rpyc_calls_ns(Trace({}, [], steps)) == [(99, 195 - 99 - 50)]
+
+
+@pytest.mark.parametrize("transport", ["rpyc", "gloo list"])
+def test_a_trace_without_calls_is_no_floor(transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [_step("stage3: controller", "decode", 100, ("broadcast", 103), ("device wait", 200))]
+    for found in ([], steps):
+        monkeypatch.setattr(floors, "read", lambda folder, found=found: Trace({}, [], found))
+        with pytest.raises(RuntimeError, match=f"no step had a segment of {transport}"):
+            floors.figures(tmp_path, transport=transport, start_ns=500, end_ns=900)

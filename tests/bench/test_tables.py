@@ -10,6 +10,8 @@ import torch
 
 from bench import profile, throughput, weight_formats
 from bench.tables import NoPlace, between, markdown, show
+from shared.executor.forward_batch import ForwardBatch, ForwardMode
+from shared.executor.model_runner import ModelRunner
 
 ROWS = [["what", "µs"], ["a step", "1.5"], ["another", "20.0"]]
 
@@ -74,6 +76,22 @@ def test_a_profile_accounts_for_the_whole_forward(tmp_path: Path, monkeypatch: p
     assert profile.kind_of("aten::mm") == "matrix products" and profile.kind_of("aten::add") == profile.REST
     before = {name: dict.fromkeys(kinds, 1.0) for name, kinds in found.items()}
     assert profile.rows(found, before)[1][1] == f"1.00 → {found['decode of 2 at 40']['whole']:.2f}"
+
+
+def test_a_profiled_decode_reads_slots_that_were_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that was never written is one page of zeros, and always in the cache."""
+    seen = []
+
+    def look(runner: ModelRunner, batch: ForwardBatch, repeats: int) -> dict[str, float]:
+        if batch.mode is ForwardMode.DECODE:
+            table = batch.req_to_token[batch.req_pool_indices, : int(batch.seq_lens.max()) - 1]
+            seen.append([bool(pool[torch.from_numpy(table)].any(dim=-1).all()) for pool in runner._pools])
+        return {}
+
+    monkeypatch.setenv("PROCESS_ERAS_CACHE", str(tmp_path))
+    monkeypatch.setattr(profile, "profile", look)
+    profile.measure(["--model-path", "tiny-random"], [2, 3], context=40, repeats=1)
+    assert len(seen) == 2 and all(map(all, seen))
 
 
 def test_answers_agree_up_to_the_first_difference() -> None:
