@@ -61,7 +61,7 @@ class ServerArgs:
     attention_backend: str = _flag(
         "auto",
         "kernels of the model (auto: the device's quickest)",
-        choices=("auto", "torch", "triton", "flashinfer"),
+        choices=("auto", "torch", "llvm", "triton", "flashinfer"),
     )
     sampling_backend: str = _flag(
         "auto",

@@ -1,4 +1,4 @@
-"""The torch backend with linear layers whose weights take less memory: `--quantization`, on the CPU.
+"""Linear layers whose weights take less memory, for the CPU's backends: `--quantization`.
 
 Activations stay in `--dtype`, so a request's tokens do not depend on what else is in its batch.
 """
@@ -11,13 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shared.kernels.torch_backend import TorchKernels
-
 LARGEST = 127
 MOST_INT8_ROWS = 4
 
 
-class Float16Weights(TorchKernels):
+class Float16Weights:
     """float16 weights, products and sums in float32 (FBGEMM): half the bytes to read for a relative error of 2^-11.
 
     Weights beyond the range of float16 are cut to it.
@@ -39,7 +37,7 @@ class _Int8Linear:
     """[out]"""
 
 
-class Int8Weights(TorchKernels):
+class Int8Weights:
     """8-bit weights with a scale for each output, so that its largest weight is 127: a quarter of the memory.
 
     A rank of several scales the columns that it holds, so tokens may differ from one tensor-parallel size to another.

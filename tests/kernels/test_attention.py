@@ -12,17 +12,16 @@ from hypothesis import strategies as st
 
 from bench.gpu_check.cases import TOLERANCE, Case, make_case, reference_attention
 from shared.executor.forward_batch import ForwardMode
-from shared.kernels import make_kernels
 from shared.kernels.base import AttentionShape
-from tests.kernels.conftest import DEVICE, TRITON
+from tests.kernels.conftest import DEVICE, LLVM, LLVM_AVX2, TRITON, kernels_of, skip_unless_computes_in
 
-BACKENDS = ["torch", TRITON]
+BACKENDS = ["torch", LLVM, LLVM_AVX2, TRITON]
 MIXED = [(0, 5), (30, 1), (7, 40), (0, 1), (129, 2)]
 DECODES = [(99, 1), (0, 1), (700, 1), (63, 1), (64, 1)]
 
 
 def attend(backend: str, case: Case) -> torch.Tensor:
-    kernels = make_kernels(backend, torch.device(DEVICE))
+    kernels = kernels_of(backend)
     plan = kernels.plan_attention(case.batch, case.shape, case.pool)
     return kernels.attention(case.q, case.pool, plan).double().cpu()
 
@@ -39,6 +38,7 @@ def check(backend: str, case: Case) -> None:
 def test_attention_is_that_of_float64(
     backend: str, requests: list[tuple[int, int]], head_dim: int, dtype: torch.dtype
 ) -> None:
+    skip_unless_computes_in(dtype, backend)
     check(backend, make_case(requests, AttentionShape(4, 2, head_dim, None), dtype, device=DEVICE))
 
 
@@ -84,7 +84,7 @@ def test_a_single_token_in_an_extend_gets_what_a_decode_gives_it(backend: str) -
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_one_layer_could_not_compute_is_not_carried_to_the_next(backend: str) -> None:
     case = make_case(DECODES, AttentionShape(4, 2, 64, None), torch.float32, device=DEVICE)
-    kernels = make_kernels(backend, torch.device(DEVICE))
+    kernels = kernels_of(backend)
     plan = kernels.plan_attention(case.batch, case.shape, case.pool)
     for ruined in (torch.nan, torch.inf):
         kernels.attention(torch.full_like(case.q, ruined), case.pool, plan)
@@ -92,7 +92,7 @@ def test_what_one_layer_could_not_compute_is_not_carried_to_the_next(backend: st
         torch.testing.assert_close(attended, reference_attention(case), rtol=0, atol=TOLERANCE[torch.float32])
 
 
-@pytest.mark.parametrize("backend", [TRITON])
+@pytest.mark.parametrize("backend", [LLVM, LLVM_AVX2, TRITON])
 def test_a_decode_is_the_same_bits_alone_and_in_a_batch(backend: str) -> None:
     case = make_case(DECODES, AttentionShape(4, 2, 64, None), torch.float32, device=DEVICE)
     together = attend(backend, case)
@@ -138,6 +138,8 @@ def test_any_batch_is_attended_as_in_float64(
     dtype: torch.dtype,
     seed: int,
 ) -> None:
+    if backend.startswith("llvm"):
+        dtype = torch.float32
     if decode:
         requests = [(before, 1) for before, _ in requests]
     shape = AttentionShape(kv_heads * group, kv_heads, head_dim, window)

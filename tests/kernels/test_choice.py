@@ -19,8 +19,10 @@ from shared.weights.tiny_random import write_tiny_random
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The packages that seem to be there."""
+    """The packages and the processor's abilities that seem to be there."""
     packages: set[str] = set()
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(choice, "_has_cpu_flag", lambda name: name in packages)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in packages else None)
     monkeypatch.delenv(choice.INTERPRETER, raising=False)
     return packages
@@ -34,7 +36,13 @@ def chosen(head_dim: int = 64, **settings: Any) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("packages", "settings", "expected"),
     [
-        ({"triton", "flashinfer"}, {"device": "cpu"}, ("torch", "torch")),
+        ({"triton", "flashinfer", "avx2"}, {"device": "cpu"}, ("torch", "torch")),
+        ({"llvmlite"}, {"device": "cpu"}, ("torch", "torch")),
+        ({"llvmlite", "avx2"}, {"device": "cpu"}, ("llvm", "torch")),
+        ({"llvmlite", "avx2"}, {"device": "cpu", "quantization": "int8"}, ("llvm", "torch")),
+        ({"llvmlite", "avx2"}, {"device": "cpu", "dtype": "bfloat16"}, ("torch", "torch")),
+        ({"llvmlite", "avx2"}, {"device": "cpu", "attention_backend": "torch"}, ("torch", "torch")),
+        ({"llvmlite", "avx2", "triton"}, {"device": "cuda"}, ("triton", "triton")),
         ({"triton", "flashinfer"}, {"device": "cuda", "dtype": "bfloat16"}, ("flashinfer", "triton")),
         ({"triton", "flashinfer"}, {"device": "cuda", "dtype": "float32"}, ("triton", "triton")),
         ({"triton", "flashinfer"}, {"device": "cuda", "dtype": "float16", "head_dim": 80}, ("triton", "triton")),
@@ -66,6 +74,11 @@ def test_the_quickest_backend_that_can_run_is_chosen(
         (set(), {"device": "cuda", "sampling_backend": "triton"}, "needs the package triton"),
         ({"triton", "flashinfer"}, {"device": "cuda", "attention_backend": "flashinfer"}, "give --dtype bfloat16"),
         ({"triton"}, {"device": "sim", "attention_backend": "triton"}, "--device sim takes no backend"),
+        ({"llvmlite", "avx2"}, {"device": "cuda", "attention_backend": "llvm"}, "for the CPU only"),
+        ({"llvmlite", "avx2"}, {"device": "sim", "attention_backend": "llvm"}, "for the CPU only"),
+        ({"llvmlite", "avx2"}, {"dtype": "float16", "attention_backend": "llvm"}, "in float32 only"),
+        ({"llvmlite"}, {"attention_backend": "llvm"}, "needs Linux on an x86 processor with AVX2"),
+        ({"avx2"}, {"attention_backend": "llvm"}, "needs the package llvmlite"),
         (set(), {"device": "sim", "quantization": "int8"}, "--quantization int8 needs --device cpu"),
         ({"triton"}, {"device": "cuda", "quantization": "int8"}, "--quantization int8 needs --device cpu"),
     ],
@@ -120,3 +133,18 @@ def test_choosing_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_llvm_needs_linux(installed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    installed |= {"llvmlite", "avx2"}
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert chosen() == ("torch", "torch")
+
+
+def test_the_processor_is_asked_on_linux(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nflags\t\t: fpu avx avx512f\nbugs\t\t: avx2\n")
+    monkeypatch.setattr(choice, "CPUINFO", cpuinfo)
+    assert choice._has_cpu_flag("avx512f") and not choice._has_cpu_flag("avx2")
+    monkeypatch.setattr(choice, "CPUINFO", tmp_path / "missing")
+    assert not choice._has_cpu_flag("avx512f")

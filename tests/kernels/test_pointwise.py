@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shared.kernels import make_kernels, torch_backend
 from shared.kernels.base import Kernels
-from tests.kernels.conftest import DEVICE, TRITON
+from tests.kernels.conftest import DEVICE, LLVM, LLVM_AVX2, TRITON, kernels_of, skip_unless_computes_in
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Relative: the last bits of each type (the interpreter cuts bfloat16 off where others round)."""
 EPS = 1e-5
-# Widths that do and do not fill a power of two.
-SHAPES = [(1, 64), (5, 576), (3, 4096)]
+# Widths that do and do not fill a power of two, or a vector; rows enough for several threads.
+SHAPES = [(1, 64), (5, 576), (3, 4096), (2, 100), (50, 576)]
 
 
-@pytest.fixture(params=["torch", TRITON])
+@pytest.fixture(params=["torch", LLVM, LLVM_AVX2, TRITON])
 def kernels(request: pytest.FixtureRequest) -> Kernels:
-    return make_kernels(request.param, torch.device(DEVICE))
+    skip_unless_computes_in(request.node.callspec.params.get("dtype", torch.float32), request.param)
+    return kernels_of(request.param)
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -45,8 +45,9 @@ def test_rms_norm(kernels: Kernels, shape: tuple[int, int], dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_rms_norm_of_heads_inside_a_fused_projection(kernels: Kernels, dtype: torch.dtype) -> None:
-    heads, weight = random(4, 9, 24, dtype=dtype), random(24, dtype=dtype, seed=1)
+@pytest.mark.parametrize("head_dim", [24, 64])
+def test_rms_norm_of_heads_inside_a_fused_projection(kernels: Kernels, head_dim: int, dtype: torch.dtype) -> None:
+    heads, weight = random(4, 9, head_dim, dtype=dtype), random(head_dim, dtype=dtype, seed=1)
     assert_close(kernels.rms_norm(heads[:, 2:7], weight, EPS), normed(heads[:, 2:7], weight))
 
 
@@ -100,24 +101,10 @@ def test_store_kv_writes_the_given_slots_and_no_other(kernels: Kernels, dtype: t
 
 @pytest.mark.parametrize("rows", [1, 7, 100])
 @pytest.mark.parametrize("has_bias", [True, False])
-@pytest.mark.parametrize("outputs", [72, 2080], ids=["narrow", "wide"])
-def test_linear(kernels: Kernels, rows: int, has_bias: bool, outputs: int) -> None:
-    check_linear(kernels, rows, has_bias, outputs)
-
-
-@pytest.mark.parametrize("rows", [1, 7, 100])
-@pytest.mark.parametrize("outputs", [72, 2080], ids=["narrow", "wide"])
-@pytest.mark.parametrize("intel", [True, False])
-def test_linear_on_processors_of_both_makers(
-    monkeypatch: pytest.MonkeyPatch, rows: int, outputs: int, intel: bool
-) -> None:
-    monkeypatch.setattr(torch_backend, "is_intel", lambda: intel)
-    for has_bias in (True, False):
-        check_linear(torch_backend.TorchKernels(), rows, has_bias, outputs)
-
-
-def check_linear(kernels: Kernels, rows: int, has_bias: bool, outputs: int) -> None:
-    x, weight = random(rows, 96, dtype=torch.float32), random(outputs, 96, dtype=torch.float32, seed=1)
+@pytest.mark.parametrize("outputs", [1, 72, 2080])
+@pytest.mark.parametrize("inputs", [1, 96, 400])
+def test_linear(kernels: Kernels, rows: int, has_bias: bool, outputs: int, inputs: int) -> None:
+    x, weight = random(rows, inputs, dtype=torch.float32), random(outputs, inputs, dtype=torch.float32, seed=1)
     bias = random(outputs, dtype=torch.float32, seed=2) if has_bias else None
     expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     actual = kernels.linear(x, kernels.pack_linear(weight), bias)
