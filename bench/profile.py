@@ -4,7 +4,8 @@
                             [--markdown FILE] [-- SERVER FLAGS]
 
 One rank without any server: a decode of so many requests at that context, and a prefill of as many prompt tokens as
-one chunk holds.  Forwards are timed alone first; the kinds are shares of torch's own profile of as many more.
+one chunk holds.  A kind is the time in the methods of the kernel backend that do it, on the CPU, which computes while
+it is called.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from bench.gpu_check.cases import make_batch
 from bench.tables import show
@@ -31,55 +31,58 @@ from shared.weights.model_config import ModelConfig
 from shared.weights.prepare import prepare_model
 
 KINDS = {
-    "matrix products": ("aten::mm", "aten::addmm", "mkldnn::_linear_pointwise", "mkl::_mkl_linear"),
-    "attention": (
-        "aten::_scaled_dot_product_flash_attention_for_cpu",
-        "aten::sparse_sampled_addmm",
-        "aten::_embedding_bag_forward_only",
-        "aten::_softmax",
-        "aten::bmm",
-    ),
-    "gathering KV": ("aten::index_select",),
-    "storing KV": ("aten::index_copy_",),
+    "linear": "matrix products",
+    "plan_attention": "attention",
+    "attention": "attention",
+    "store_kv": "storing KV",
+    "rms_norm": "norms, RoPE, activation",
+    "add_rms_norm": "norms, RoPE, activation",
+    "rope": "norms, RoPE, activation",
+    "silu_and_mul": "norms, RoPE, activation",
 }
-REST = "norms, RoPE, activation and the rest"
-NOT_TORCH = "outside torch"
+"""The kinds of work, by the methods of a kernel backend that do it."""
+REST = "embedding, sampling and the rest"
 PROMPT_TOKENS = 128
 
 Profile = dict[str, dict[str, float]]
 """Milliseconds of one forward by what was run and kind; the kind `whole` is the median without the profiler."""
 
 
-def profile(runner: ModelRunner, batch: ForwardBatch, repeats: int) -> dict[str, float]:
-    """Milliseconds of one forward of `batch`, by kind."""
+class Stopwatch:
+    """Adds up the time in each kind of work, without what one method spends in another of them."""
 
-    def run() -> None:
-        runner.launch(batch).wait()
+    def __init__(self, kernels: Any) -> None:
+        self.ms = dict.fromkeys(KINDS.values(), 0.0)
+        self._inner = 0.0
+        for method, kind in KINDS.items():
+            setattr(kernels, method, self._timed(getattr(kernels, method), kind))
 
+    def _timed(self, work: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        def timed(*args: Any) -> Any:
+            outer, self._inner = self._inner, 0.0
+            start = time.perf_counter()
+            try:
+                return work(*args)
+            finally:
+                spent = (time.perf_counter() - start) * 1e3
+                self.ms[kind] += spent - self._inner
+                self._inner = outer + spent
+
+        return timed
+
+
+def profile(runner: ModelRunner, stopwatch: Stopwatch, batch: ForwardBatch, repeats: int) -> dict[str, float]:
+    """Milliseconds of one forward of `batch`, by kind: means, and the median of the whole."""
     for _ in range(3):
-        run()
+        runner.launch(batch).wait()
+    stopwatch.ms = dict.fromkeys(stopwatch.ms, 0.0)
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
-        run()
+        runner.launch(batch).wait()
         times.append((time.perf_counter() - start) * 1e3)
-    whole = statistics.median(times)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        start = time.perf_counter()
-        for _ in range(repeats):
-            run()
-        profiled = (time.perf_counter() - start) * 1e3 / repeats
-    by_kind = dict.fromkeys([*KINDS, REST], 0.0)
-    for event in profiler.key_averages():
-        by_kind[kind_of(event.key)] += event.self_cpu_time_total / 1e3 / repeats
-    by_kind[NOT_TORCH] = max(0.0, profiled - sum(by_kind.values()))
-    total = sum(by_kind.values())
-    return {"whole": whole, **{kind: ms / total * whole for kind, ms in by_kind.items()}}
-
-
-def kind_of(operation: str) -> str:
-    """The kind that torch's `operation` is counted as."""
-    return next((kind for kind, names in KINDS.items() if operation in names), REST)
+    by_kind = {kind: ms / repeats for kind, ms in stopwatch.ms.items()}
+    return {"whole": statistics.median(times), **by_kind, REST: statistics.mean(times) - sum(by_kind.values())}
 
 
 def measure(flags: list[str], requests: list[int], context: int, repeats: int) -> Profile:
@@ -107,7 +110,8 @@ def measure(flags: list[str], requests: list[int], context: int, repeats: int) -
     most = max(requests)
     fill = [(0, context)] * most  # a slot that was never written is a page of zeros that all slots share
     runner.launch(make_batch(fill, most * context, 0, ForwardMode.EXTEND, config.vocab_size)).wait()
-    return {name: profile(runner, batch, repeats) for name, batch in batches.items()}
+    stopwatch = Stopwatch(runner.kernels)
+    return {name: profile(runner, stopwatch, batch, repeats) for name, batch in batches.items()}
 
 
 def rows(found: Profile, before: Profile) -> list[list[str]]:
@@ -127,7 +131,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.profile", description=__doc__.split("\n")[0])
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--context", type=int, default=160, help="tokens of each request in a decode")
-    parser.add_argument("--repeats", type=int, default=20, help="forwards timed, and as many profiled")
+    parser.add_argument("--repeats", type=int, default=20, help="forwards timed")
     parser.add_argument("-o", "--output", type=Path, help="keep the figures in this file")
     parser.add_argument("--against", type=Path, help="show the figures of an earlier run before these")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table to its place in FILE")

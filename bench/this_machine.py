@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -13,6 +14,10 @@ import psutil
 
 from bench.results import Commit, Machine
 from bench.server_process import ROOT
+
+QUIET_PERCENT = 10.0
+QUIET_INTERVAL_S = 0.25
+LONGEST_WAIT_S = 10.0
 
 PACKAGES = ("torch", "transformers", "numpy", "pyzmq", "rpyc", "uvicorn", "uvloop", "fastapi", "httpx")
 
@@ -35,6 +40,17 @@ def description() -> str:
         f"{found.cpu}, {found.cores} cores; Python {found.python}, torch {metadata.version('torch')}; "
         f"commit {now.id[:12]}{changed}."
     )
+
+
+def wait_until_quiet() -> None:
+    """Waits until the cores have nothing to do, for ten seconds at most.
+
+    An engine may compute on after its answer, threads that spin: vLLM's keep a core for a second, which made whoever
+    was measured next half as quick again.
+    """
+    deadline = time.monotonic() + LONGEST_WAIT_S
+    while psutil.cpu_percent(QUIET_INTERVAL_S) > QUIET_PERCENT and time.monotonic() < deadline:
+        pass
 
 
 def _cpu() -> str:

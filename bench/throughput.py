@@ -28,6 +28,7 @@ from rich.progress import Progress
 from bench.plan import parse_peer
 from bench.server_process import ServerProcess, end_on_sigterm
 from bench.tables import show
+from bench.this_machine import wait_until_quiet
 from shared.weights.model_config import ModelConfig
 from shared.weights.prepare import DEFAULT_MODEL, prepare_model
 
@@ -114,7 +115,8 @@ def transformers_generate(folder: str) -> Generate:
 
 
 def timed(generate: Generate, prompts: Prompts) -> tuple[float, Prompts]:
-    """Output tokens per second, and the answers.  Raises where an answer has the wrong length."""
+    """Output tokens per second on a quiet machine, and the answers.  Raises where an answer has the wrong length."""
+    wait_until_quiet()
     start = time.perf_counter()
     answers = generate(prompts)
     seconds = time.perf_counter() - start

@@ -73,9 +73,9 @@ class CudaModelRunner(ModelRunner):
         )
         self._pending: list[CudaForward] = []
         self._graphs: DecodeGraphs | None = None
-        if not server_args.disable_cuda_graph and isinstance(self._kernels, GraphKernels):
+        if not server_args.disable_cuda_graph and isinstance(self.kernels, GraphKernels):
             sizes = graph_sizes(min(server_args.cuda_graph_max_bs, max_running_requests))
-            self._graphs = self._capture(self._kernels, sizes, context_length)
+            self._graphs = self._capture(self.kernels, sizes, context_length)
 
     def to_device(self, array: IntArray) -> Tensor:
         torch.cuda.set_device(self.device)  # of the thread that launches

@@ -75,13 +75,13 @@ class ModelRunner:
             _keep_freed_memory()
         dtype: torch.dtype = getattr(torch, server_args.dtype)
         server_args = resolve_backends(server_args, config.head_dim)
-        self._kernels = make_kernels(server_args.attention_backend, self.device, server_args.quantization)
+        self.kernels = make_kernels(server_args.attention_backend, self.device, server_args.quantization)
         self._sampler = Sampler(make_sampling_kernels(server_args.sampling_backend))
         self._trace = trace.track(trace.DEVICE_THREAD)
         with torch.inference_mode(), WeightFiles(Path(server_args.model_path)) as files:
             loader = WeightLoader(files, dtype, self.device)
             # Under overlap a request at its last position may run once more; that token is thrown away.
-            self._model = CausalLM(config, context_length + 1, loader, self._kernels, tp_group)
+            self._model = CausalLM(config, context_length + 1, loader, self.kernels, tp_group)
             shape = self._model.attention_shape
             bytes_per_slot = config.num_hidden_layers * 2 * shape.kv_heads * shape.head_dim * dtype.itemsize
             fitting = num_slots_that_fit(
@@ -124,7 +124,7 @@ class ModelRunner:
             positions=self._to_device(batch.positions),
             out_cache_loc=self._to_device(batch.out_cache_loc),
             last_tokens=last_tokens,
-            attention_plan=self._kernels.plan_attention(batch, self._model.attention_shape, self._pools[0]),
+            attention_plan=self.kernels.plan_attention(batch, self._model.attention_shape, self._pools[0]),
         )
         return self._model.forward(inputs, self._pools)
 

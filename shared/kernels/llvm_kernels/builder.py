@@ -21,6 +21,7 @@ VOID: Final = ir.VoidType()
 
 LOG2_E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
 """The two parts of ln 2 are exact in float32 when multiplied with a small integer."""
+ROUNDING: Final = 1.5 * 2**23
 LEAST_EXPONENT, MOST_EXPONENT = -87.0, 88.0
 """exp stays a normal number between them."""
 
@@ -161,20 +162,21 @@ class Function:
     def exp(self, x: Value) -> Value:
         """Of every lane, to two units in the last place; from 1e-38 to 1e38, NaN for NaN."""
         kind, lanes = x.type, x.type.count
-        whole_kind = ir.VectorType(INT32, lanes)
+        bits = ir.VectorType(INT32, lanes)
         low, high = self.constant(LEAST_EXPONENT, lanes), self.constant(MOST_EXPONENT, lanes)
         x = self.ir.select(self.ir.fcmp_ordered("<", x, low), low, x)
         x = self.ir.select(self.ir.fcmp_ordered(">", x, high), high, x)
-        whole = self.intrinsic(f"llvm.rint.v{lanes}f32", kind, self.ir.fmul(x, self.constant(LOG2_E, lanes)))
+        # Beside so large a number there is no room for a fraction: the sum's last bits are the nearest whole number.
+        shifted = self.fma(x, self.constant(LOG2_E, lanes), self.constant(ROUNDING, lanes))
+        whole = self.ir.fsub(shifted, self.constant(ROUNDING, lanes))
         rest = self.fma(whole, self.constant(-LN2_HIGH, lanes), x)
         rest = self.fma(whole, self.constant(-LN2_LOW, lanes), rest)
         total = self.constant(1 / 5040, lanes)
         for factorial in (720, 120, 24, 6, 2, 1, 1):
             total = self.fma(total, rest, self.constant(1 / factorial, lanes))
-        power = self.intrinsic(f"llvm.fptosi.sat.v{lanes}i32.v{lanes}f32", whole_kind, whole)
-        biased = self.ir.add(power, ir.Constant(whole_kind, [127] * lanes))
-        scale = self.ir.bitcast(self.ir.shl(biased, ir.Constant(whole_kind, [23] * lanes)), kind)
-        return self.ir.fmul(total, scale)
+        exponent = self.ir.shl(self.ir.bitcast(shifted, bits), ir.Constant(bits, [23] * lanes))
+        power = self.ir.bitcast(self.ir.add(self.ir.bitcast(total, bits), exponent), kind)
+        return self.ir.select(self.ir.fcmp_unordered("uno", x, x), x, power)
 
 
 class Kernel(Function):
