@@ -14,7 +14,7 @@ from shared.frontend.errors import invalid, shown
 from shared.frontend.generation import GenerationGroup
 from shared.frontend.http import EventStream, dumps, json_response, read_json, respond
 from shared.frontend.logprobs import LogprobFormatter
-from shared.frontend.openai_common import UsageCounter, check_model, choice_requests, finish_name
+from shared.frontend.openai_common import UsageCounter, check_model, choice_requests, choice_rids, finish_name
 from shared.frontend.prompts import check_text
 from shared.frontend.protocol import ChatCompletionRequest, parse
 from shared.frontend.tokenizer_manager import TokenizerManager
@@ -81,16 +81,17 @@ class ChatCompletions:
         elif body.max_tokens not in (None, max_tokens):
             raise invalid("max_tokens", "differs from max_completion_tokens; give one of them")
         self._manager.check_room(body.n)
-        prompt = await self._manager.prompts.from_messages(parse_messages(body.messages))
         request_id = f"chatcmpl-{uuid.uuid4().hex}"
+        rids = choice_rids(request_id, 1, body.n)
+        prompt = await self._manager.prompts.from_messages(parse_messages(body.messages), rids)
         top_logprobs = body.top_logprobs if body.logprobs else None
-        requests = choice_requests(self._manager, body, [prompt], request_id, max_tokens, top_logprobs)
+        requests = choice_requests(self._manager, body, [prompt], rids, max_tokens, top_logprobs)
         decoder = self._manager.prompts.decoder
         formatters = [LogprobFormatter(decoder, one.sampling_params) for one in requests]
         head = {"id": request_id, "created": int(time.time()), "model": self._model}
         group = self._manager.open(requests, choices_per_prompt=body.n)
         if body.stream:
-            return EventStream(self._events(group, body, head, formatters, includes_usage), group.close)
+            return EventStream(self._events(group, body, head, formatters, includes_usage), group.close, rids)
         with group:
             outputs = await group.results()
         usage = UsageCounter(body.n, body.n)
@@ -105,7 +106,8 @@ class ChatCompletions:
                     "finish_reason": finish_name(output),
                 }
             )
-        return json_response({**head, "object": "chat.completion", "choices": choices, "usage": usage.usage()})
+        answer = {**head, "object": "chat.completion", "choices": choices, "usage": usage.usage()}
+        return json_response(answer, rids=rids)
 
     async def _events(
         self,

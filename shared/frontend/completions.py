@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -14,7 +14,7 @@ from shared.frontend.errors import invalid, shown
 from shared.frontend.generation import GenerationGroup
 from shared.frontend.http import EventStream, dumps, json_response, read_json, respond
 from shared.frontend.logprobs import LogprobFormatter
-from shared.frontend.openai_common import UsageCounter, check_model, choice_requests, finish_name
+from shared.frontend.openai_common import UsageCounter, check_model, choice_requests, choice_rids, finish_name
 from shared.frontend.prompts import Prompt, PromptEncoder
 from shared.frontend.protocol import CompletionRequest, parse
 from shared.frontend.tokenizer_manager import TokenizerManager
@@ -23,15 +23,15 @@ DEFAULT_MAX_TOKENS = 16
 """OpenAI's default of this route."""
 
 
-async def parse_prompts(encoder: PromptEncoder, given: Any) -> list[Prompt]:
+async def parse_prompts(encoder: PromptEncoder, given: Any, rids: Sequence[str]) -> list[Prompt]:
     """A string, a list of strings, token ids (one prompt), or a list of lists of token ids."""
     if isinstance(given, str):
-        return await encoder.from_texts([given], ["prompt"])
+        return await encoder.from_texts([given], ["prompt"], rids)
     if not isinstance(given, list):
         raise invalid("prompt", f"must be a string, token ids, or a list of either (got {shown(given)})")
     params = [f"prompt[{place}]" for place in range(len(given))]
     if given and all(isinstance(part, str) for part in given):
-        return await encoder.from_texts(given, params)
+        return await encoder.from_texts(given, params, rids)
     if given and all(isinstance(part, list) for part in given):
         return await encoder.from_ids(given, params)
     return await encoder.from_ids([given], ["prompt"])
@@ -60,11 +60,13 @@ class Completions:
         if body.echo and body.logprobs is not None:
             raise invalid("logprobs", "not supported together with echo")
         encoder = self._manager.prompts
-        self._manager.check_room(body.n * (len(body.prompt) if _is_batch(body.prompt) else 1))
-        prompts = await parse_prompts(encoder, body.prompt)
-        max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        num_prompts = len(body.prompt) if _is_batch(body.prompt) else 1
+        self._manager.check_room(body.n * num_prompts)
         request_id = f"cmpl-{uuid.uuid4().hex}"
-        requests = choice_requests(self._manager, body, prompts, request_id, max_tokens, body.logprobs)
+        rids = choice_rids(request_id, num_prompts, body.n)
+        prompts = await parse_prompts(encoder, body.prompt, rids)
+        max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        requests = choice_requests(self._manager, body, prompts, rids, max_tokens, body.logprobs)
         formatters = [LogprobFormatter(encoder.decoder, one.sampling_params) for one in requests]
         echoes = [encoder.text_of(prompt) if body.echo else "" for prompt in prompts for _ in range(body.n)]
         head = {
@@ -75,7 +77,7 @@ class Completions:
         }
         group = self._manager.open(requests, choices_per_prompt=body.n)
         if body.stream:
-            return EventStream(self._events(group, body, head, formatters, echoes, includes_usage), group.close)
+            return EventStream(self._events(group, body, head, formatters, echoes, includes_usage), group.close, rids)
         with group:
             outputs = await group.results()
         usage = UsageCounter(len(outputs), body.n)
@@ -84,7 +86,7 @@ class Completions:
             usage.take(index, output)
             logprobs = None if body.logprobs is None else formatters[index].completion(output)
             choices.append(_choice(index, echoes[index] + output.text, logprobs, finish_name(output)))
-        return json_response({**head, "choices": choices, "usage": usage.usage()})
+        return json_response({**head, "choices": choices, "usage": usage.usage()}, rids=rids)
 
     async def _events(
         self,

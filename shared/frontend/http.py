@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -28,11 +28,14 @@ def dumps(data: Any) -> str:
     return json.dumps(data, separators=(",", ":"), allow_nan=False)
 
 
-def json_response(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def json_response(
+    data: Any, status: int = 200, headers: dict[str, str] | None = None, rids: Sequence[str] = ()
+) -> Response:
+    """`data` as the body; `rids` are the requests that it answers."""
     track = trace.track()
     start_ns = track.now()
     body = dumps(data)
-    track.span("respond", start_ns, num_bytes=len(body))
+    track.span("respond", start_ns, rids=rids, num_bytes=len(body))
     return Response(body, status, headers, media_type="application/json")
 
 
@@ -93,7 +96,7 @@ async def respond(request: Request, work: Coroutine[Any, Any, Response]) -> Resp
 
 
 class EventStream(Response):
-    """Server-sent events, one `data:` line for each string of `events`.
+    """Server-sent events, one `data:` line for each string of `events`, which answer the requests `rids`.
 
     A slow reader holds up `events` through the socket's flow control.  `close` is called once at the end,
     however it comes, and even when `events` was never started.  An ApiError ends the stream as an error
@@ -102,11 +105,13 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[str], close: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncIterator[str], close: Callable[[], None], rids: Sequence[str]) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._close = close
+        self._rids = rids
+        self._trace = trace.track()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -119,15 +124,15 @@ class EventStream(Response):
         await send(start)
         try:
             async for event in self._events:
-                await _send_event(send, event)
+                await self._send_event(send, event)
         except ApiError as error:
-            await _send_event(send, dumps(error.body()))
+            await self._send_event(send, dumps(error.body()))
+        start_ns = self._trace.now()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+        self._trace.span("respond", start_ns, rids=self._rids)
 
-
-async def _send_event(send: Send, event: str) -> None:
-    track = trace.track()
-    start_ns = track.now()
-    body = f"data: {event}\n\n".encode()
-    await send({"type": "http.response.body", "body": body, "more_body": True})
-    track.span("respond", start_ns, num_bytes=len(body))
+    async def _send_event(self, send: Send, event: str) -> None:
+        start_ns = self._trace.now()
+        body = f"data: {event}\n\n".encode()
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        self._trace.span("respond", start_ns, num_bytes=len(body))

@@ -40,22 +40,32 @@ class Generate:
         return await respond(request, self._respond(body))
 
     async def _respond(self, body: GenerateRequest) -> Response:
+        requests, is_batch = await self._requests(body)
+        rids = [one.rid for one in requests]
         if body.stream:
-            answers, close = await self.open_stream(body)
-            return EventStream(_events(answers), close)
-        return json_response(await self.answer(body))
+            answers, close = self._open_stream(body, requests, is_batch)
+            return EventStream(_events(answers), close, rids)
+        return json_response(await self._whole_answer(body, requests, is_batch), rids=rids)
 
     async def answer(self, body: GenerateRequest) -> Answer | list[Answer]:
         """The answer to one prompt, or to each of a batch.  Raises ApiError."""
-        requests, is_batch = await self._requests(body)
+        return await self._whole_answer(body, *await self._requests(body))
+
+    async def open_stream(self, body: GenerateRequest) -> tuple[AsyncIterator[Answer], Callable[[], None]]:
+        """What has come so far, each time more has; and what must be called at the end.  Raises ApiError."""
+        return self._open_stream(body, *await self._requests(body))
+
+    async def _whole_answer(
+        self, body: GenerateRequest, requests: list[TokenizedGenerateReqInput], is_batch: bool
+    ) -> Answer | list[Answer]:
         with self._manager.open(requests) as group:
             outputs = await group.results()
         answers = [self._answer_of(one, output, body) for one, output in zip(requests, outputs, strict=True)]
         return answers if is_batch else answers[0]
 
-    async def open_stream(self, body: GenerateRequest) -> tuple[AsyncIterator[Answer], Callable[[], None]]:
-        """What has come so far, each time more has; and what must be called at the end.  Raises ApiError."""
-        requests, is_batch = await self._requests(body)
+    def _open_stream(
+        self, body: GenerateRequest, requests: list[TokenizedGenerateReqInput], is_batch: bool
+    ) -> tuple[AsyncIterator[Answer], Callable[[], None]]:
         group = self._manager.open(requests)
         return self._answers(group, body, requests, is_batch), group.close
 
@@ -76,9 +86,8 @@ class Generate:
         """The requests, and whether they came as a batch."""
         if body.top_logprobs_num and not body.return_logprob:
             raise invalid("top_logprobs_num", "needs return_logprob: true")
-        prompts, is_batch = await self._prompts(body)
+        prompts, rids, is_batch = await self._prompts(body)
         pictures = await self._pictures(body.image_data, prompts, is_batch)
-        rids = _rids(body.rid, len(prompts), is_batch)
         settings = self._settings(body.sampling_params, prompts, pictures)
         requests = [
             TokenizedGenerateReqInput(
@@ -94,19 +103,23 @@ class Generate:
         ]
         return requests, is_batch
 
-    async def _prompts(self, body: GenerateRequest) -> tuple[list[Prompt], bool]:
+    async def _prompts(self, body: GenerateRequest) -> tuple[list[Prompt], list[str], bool]:
+        """The prompts, their requests' ids, and whether they came as a batch."""
         encoder = self._manager.prompts
         if (body.text is None) == (body.input_ids is None):
             raise invalid("text", "give either text or input_ids")
         if body.text is not None:
             texts, params, is_batch = _list_of(body.text, "text")
             self._manager.check_room(len(texts))
-            return await encoder.from_texts(texts, params), is_batch
+            rids = _rids(body.rid, len(texts), is_batch)
+            return await encoder.from_texts(texts, params, rids), rids, is_batch
         ids = body.input_ids or []
         if ids and all(isinstance(part, list) for part in ids):
             self._manager.check_room(len(ids))
-            return await encoder.from_ids(ids, [f"input_ids[{place}]" for place in range(len(ids))]), True
-        return await encoder.from_ids([ids], ["input_ids"]), False
+            rids = _rids(body.rid, len(ids), True)
+            return await encoder.from_ids(ids, [f"input_ids[{place}]" for place in range(len(ids))]), rids, True
+        rids = _rids(body.rid, 1, False)
+        return await encoder.from_ids([ids], ["input_ids"]), rids, False
 
     async def _pictures(self, given: Any, prompts: list[Prompt], is_batch: bool) -> list[bytes | None]:
         """The picture of each prompt.  Raises ApiError 400."""

@@ -25,18 +25,24 @@ def check_model(asked: str | None, served: str) -> None:
         )
 
 
+def choice_rids(request_id: str, prompts: int, n: int) -> list[str]:
+    """The ids of `n` requests for each of so many prompts, in the order of the choices' indices."""
+    count = prompts * n
+    return [request_id] if count == 1 else [f"{request_id}-{index}" for index in range(count)]
+
+
 def choice_requests(
     manager: TokenizerManager,
     fields: OpenAIFields,
     prompts: Sequence[Prompt],
-    request_id: str,
+    rids: Sequence[str],
     max_new_tokens: int | None,
     top_logprobs: int | None,
 ) -> list[TokenizedGenerateReqInput]:
-    """`n` requests per prompt, in the order of the choices' indices."""
+    """`n` requests per prompt, in the order of `choice_rids`."""
     return [
         TokenizedGenerateReqInput(
-            rid=request_id if len(prompts) * fields.n == 1 else f"{request_id}-{place * fields.n + choice}",
+            rid=rids[place * fields.n + choice],
             input_ids=prompt.input_ids,
             sampling_params=sampling_params(
                 fields,

@@ -43,15 +43,15 @@ class PromptEncoder:
         self._limits = limits
         self._trace = trace.track()
 
-    async def from_texts(self, texts: Sequence[str], params: Sequence[str]) -> list[Prompt]:
-        """One prompt per text; `params` are the fields' names.  Raises ApiError 400."""
+    async def from_texts(self, texts: Sequence[str], params: Sequence[str], rids: Sequence[str]) -> list[Prompt]:
+        """One prompt per text; `params` are the fields' names, `rids` the requests to be.  Raises ApiError 400."""
         for text, param in zip(texts, params, strict=True):
             check_text(text, param)
 
         def encode() -> list[list[int]]:
             start_ns = self._trace.now()
             encodings = self._backend.encode_batch(list(texts))
-            self._trace.span("tokenize", start_ns)
+            self._trace.span("tokenize", start_ns, rids=rids)
             return [encoding.ids for encoding in encodings]
 
         encoded = await self._off_loop_if_long(encode, sum(map(len, texts)))
@@ -72,15 +72,18 @@ class PromptEncoder:
             return prompt.text
         return self.decoder.decode(prompt.input_ids.tolist(), skip_special_tokens=False)
 
-    async def from_messages(self, messages: list[dict[str, str]]) -> Prompt:
-        """A chat, through the model's own template.  Raises ApiError 400."""
+    async def from_messages(self, messages: list[dict[str, str]], rids: Sequence[str]) -> Prompt:
+        """A chat for the requests `rids`, through the model's own template.  Raises ApiError 400."""
         if not self._tokenizer.chat_template:
             raise invalid("messages", "the model has no chat template; start with --chat-template")
 
         def render() -> tuple[str, list[int]]:
+            start_ns = self._trace.now()
             text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             assert isinstance(text, str)
-            return text, self._backend.encode_batch([text], add_special_tokens=False)[0].ids
+            ids = self._backend.encode_batch([text], add_special_tokens=False)[0].ids
+            self._trace.span("tokenize", start_ns, rids=rids)
+            return text, ids
 
         length = sum(len(message["content"]) for message in messages)
         try:

@@ -203,7 +203,7 @@ def test_text_parts_are_one_text(server: Server) -> None:
 def test_a_tokenizer_without_a_chat_template_refuses_chats() -> None:
     encoder = PromptEncoder(sentencepiece_like(), Limits(100, 100, 1, 300))
     with pytest.raises(ApiError, match="--chat-template") as caught:
-        asyncio.run(encoder.from_messages([{"role": "user", "content": "a"}]))
+        asyncio.run(encoder.from_messages([{"role": "user", "content": "a"}], ["one"]))
     assert (caught.value.status, caught.value.param) == (400, "messages")
 
 

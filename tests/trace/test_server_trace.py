@@ -103,8 +103,8 @@ def test_every_request_has_an_unbroken_chain_through_the_processes(stage: int) -
     main, detokenizer = f"stage{stage}: main", f"stage{stage}: detokenizer"
     for rid in RIDS:
         chain = chains[rid]
-        assert (chain[0].process, chain[0].name) == (main, "send")
-        assert (chain[-1].process, chain[-1].name) == (main, "hand out")
+        assert [(span.process, span.name) for span in chain[:2]] == [(main, "tokenize"), (main, "send")]
+        assert [(span.process, span.name) for span in chain[-2:]] == [(main, "hand out"), (main, "respond")]
         firsts = list(dict.fromkeys(span.process for span in chain))
         assert {DRIVER[stage], OTHER_RANK[stage], detokenizer} <= set(firsts)
         assert firsts[-1] == detokenizer
