@@ -102,7 +102,7 @@ class DecoderLayer:
         self._attention = Attention(build, f"{prefix}.self_attn")
         self._mlp = MLP(build, f"{prefix}.mlp")
 
-    def __call__(
+    def attend(
         self,
         x: Tensor | None,
         residual: Tensor,
@@ -111,18 +111,20 @@ class DecoderLayer:
         sin: Tensor,
         pool: Tensor,
     ) -> Tensor:
-        """One layer.  `residual`, `[T, hidden]`, runs through all layers and is added to in place.
+        """The layer's first half.  `residual`, `[T, hidden]`, runs through all layers and is added to in place.
 
-        `x` is what the previous layer gives to be added to it (None for the first); returned is the same for
-        the next.
+        `x` is what the half before gives to be added to it (None for the first); returned is the same for the next.
         """
         kernels = self._kernels
         if x is None:
             x = kernels.rms_norm(residual, self._attention_norm, self._eps)
         else:
             x = kernels.add_rms_norm(x, residual, self._attention_norm, self._eps)
-        x = self._attention(x, inputs, cos, sin, pool)
-        return self._mlp(kernels.add_rms_norm(x, residual, self._mlp_norm, self._eps))
+        return self._attention(x, inputs, cos, sin, pool)
+
+    def feed_forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        """The second half, likewise."""
+        return self._mlp(self._kernels.add_rms_norm(x, residual, self._mlp_norm, self._eps))
 
 
 class CausalLM:
@@ -162,11 +164,13 @@ class CausalLM:
         residual = self._embed(inputs.input_ids)
         x: Tensor | None = None
         for layer, pool in zip(self._layers, pools, strict=True):
-            x = layer(x, residual, inputs, cos, sin, pool)
+            x = layer.attend(x, residual, inputs, cos, sin, pool)
+            if layer is self._layers[-1] and inputs.last_tokens is not None:
+                # All KV is stored: from here on only the tokens that are sampled from are of use.
+                x, residual = (rows.index_select(0, inputs.last_tokens) for rows in (x, residual))
+            x = layer.feed_forward(x, residual)
         if x is not None:
             residual += x
-        if inputs.last_tokens is not None:
-            residual = residual.index_select(0, inputs.last_tokens)
         return self._head(self._kernels.rms_norm(residual, self._norm, self._eps))
 
 
