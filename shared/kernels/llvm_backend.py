@@ -1,22 +1,24 @@
 """The LLVM backend: float32 on a CPU, with kernels compiled for it when the backend is made.
 
-What has no kernel here, prompts' attention and widths that are no whole vectors, is the torch backend's.
+Widths that are no whole vectors have none; there it does what the torch backend does.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from shared.executor.forward_batch import ForwardBatch
 from shared.kernels.base import AttentionShape
-from shared.kernels.llvm_kernels import attention, linear, pointwise
-from shared.kernels.llvm_kernels.compiler import Compiled, Run, float_bits
+from shared.kernels.llvm_kernels import attention, extend, linear, pointwise
+from shared.kernels.llvm_kernels.compiler import Builder, Compiled, Run, float_bits
 from shared.kernels.torch_backend import ManyTokens, TorchKernels, attend_many, plan_many
 from shared.messages import IntArray
 
@@ -52,9 +54,29 @@ class _SingleTokens:
 
 
 @dataclass(frozen=True)
+class _Extends:
+    """The requests with several."""
+
+    run: Run
+    slots: Tensor
+    """int32"""
+    requests: Tensor
+    """int64 [m, 4]"""
+    window: int
+    blocks: Tensor
+    """int64 [b, 2]"""
+    parts: Tensor
+    """int64 [threads + 1]"""
+    scratch: Tensor
+    """[threads, room]"""
+
+
+@dataclass(frozen=True)
 class _Plan:
     single: _SingleTokens | None
+    extends: _Extends | None
     many: list[ManyTokens]
+    """Requests with several new tokens whose heads have no kernel."""
 
 
 class LlvmKernels(TorchKernels):
@@ -71,7 +93,7 @@ class LlvmKernels(TorchKernels):
         self._rms_norm, self._add_rms_norm = compiled.kernel("rms_norm"), compiled.kernel("add_rms_norm")
         self._rope, self._silu_and_mul = compiled.kernel("rope"), compiled.kernel("silu_and_mul")
         self._store_kv = compiled.kernel("store_kv")
-        self._attention_of: dict[AttentionShape, Run] = {}
+        self._attention: dict[tuple[str, AttentionShape], Run] = {}
 
     def pack_linear(self, weight: Tensor) -> Any:
         outputs, width = weight.shape[0], linear.panel_width(self._target)
@@ -151,20 +173,53 @@ class LlvmKernels(TorchKernels):
     def plan_attention(self, batch: ForwardBatch, shape: AttentionShape, pool: Tensor) -> Any:
         is_single = batch.extend_lens == 1
         starts = np.cumsum(batch.extend_lens) - batch.extend_lens
-        many = [plan_many(batch, int(row), int(starts[row]), shape, pool) for row in np.flatnonzero(~is_single)]
-        rows = np.flatnonzero(is_single)
-        return _Plan(self._plan_single(batch, rows, starts, shape) if len(rows) else None, many)
+        single, several = np.flatnonzero(is_single), np.flatnonzero(~is_single)
+        extends, many = None, []
+        if len(several) and extend.can_attend(shape, self._target):
+            extends = self._plan_extends(batch, several, starts, shape)
+        else:
+            many = [plan_many(batch, int(row), int(starts[row]), shape, pool) for row in several]
+        return _Plan(self._plan_single(batch, single, starts, shape) if len(single) else None, extends, many)
 
     def attention(self, q: Tensor, pool: Tensor, plan: Any) -> Tensor:
-        width = q.shape[1] * q.shape[2]
-        if not plan.many:
+        if plan.extends is None and not plan.many:
             return self._attend_single(q, pool, plan.single)
-        out = q.new_empty((q.shape[0], width))
-        if plan.single is not None:
-            out[plan.single.tokens] = self._attend_single(q[plan.single.tokens], pool, plan.single)
+        out = torch.empty(q.shape[0], q.shape[1] * q.shape[2])
+        if plan.extends is not None:
+            self._attend_extends(q, pool, plan.extends, out)
         for many in plan.many:
             out[many.start : many.stop] = attend_many(q[many.start : many.stop], pool, many).flatten(1)
+        if plan.single is not None:
+            out[plan.single.tokens] = self._attend_single(q[plan.single.tokens], pool, plan.single)
         return out
+
+    def _plan_extends(self, batch: ForwardBatch, rows: IntArray, starts: IntArray, shape: AttentionShape) -> _Extends:
+        ends, counts = batch.seq_lens[rows], batch.extend_lens[rows]
+        lengths = ends if shape.sliding_window is None else np.minimum(ends, counts + shape.sliding_window - 1)
+        firsts = [np.arange(0, count, extend.BLOCK_TOKENS) for count in counts.tolist()]
+        blocks = np.stack([np.repeat(np.arange(len(rows)), list(map(len, firsts))), np.concatenate(firsts)], axis=1)
+        request, first = blocks.T
+        tokens = np.minimum(counts[request] - first, extend.BLOCK_TOKENS)
+        work = tokens * (lengths[request] - counts[request] + first + tokens)
+        parts = _parts(work, torch.get_num_threads())
+        room = extend.scratch_room(shape, int(lengths.max()), self._target)
+        return _Extends(
+            run=self._kernel("extend_attention", extend.builder_of, shape),
+            slots=torch.from_numpy(_slots(batch, rows, lengths)),
+            requests=torch.from_numpy(np.stack([np.cumsum(lengths) - lengths, lengths, starts[rows], counts], axis=1)),
+            window=shape.sliding_window or int(lengths.max()),
+            blocks=torch.from_numpy(blocks),
+            parts=torch.from_numpy(parts),
+            scratch=torch.empty(len(parts) - 1, room),
+        )
+
+    def _attend_extends(self, q: Tensor, pool: Tensor, plan: _Extends, out: Tensor) -> None:
+        """Writes the rows of `out`, `[T, heads * D]`, that are tokens of these requests."""
+        plan.run(
+            q.data_ptr(), q.stride(0), pool.data_ptr(), plan.slots.data_ptr(), plan.requests.data_ptr(), plan.window,
+            out.data_ptr(), plan.scratch.data_ptr(), plan.scratch.shape[1], plan.blocks.data_ptr(),
+            plan.parts.data_ptr(), len(plan.parts) - 1,
+        )  # fmt: skip
 
     def _plan_single(
         self, batch: ForwardBatch, rows: IntArray, starts: IntArray, shape: AttentionShape
@@ -172,32 +227,17 @@ class LlvmKernels(TorchKernels):
         lengths = batch.seq_lens[rows]
         if shape.sliding_window is not None:
             lengths = np.minimum(lengths, shape.sliding_window)
-        contexts = np.stack([batch.req_pool_indices[rows], batch.seq_lens[rows] - lengths, batch.seq_lens[rows]])
-        slots = np.concatenate([batch.req_to_token[row, begin:end] for row, begin, end in contexts.T.tolist()])
         ends = np.cumsum(lengths)
-        ranges = np.stack([ends - lengths, ends])
-        num_parts = torch.get_num_threads()
-        # Pieces of work are as long as their request's context: parts end where the tokens so far are their share.
-        done = np.cumsum(np.repeat(lengths, shape.kv_heads))
-        borders = done[-1] * np.arange(1, num_parts) / num_parts
-        parts = np.concatenate([[0], np.searchsorted(done, borders, side="left") + 1, [len(done)]]).clip(max=len(done))
+        parts = _parts(np.repeat(lengths, shape.kv_heads), torch.get_num_threads())
         room = attention.scores_room(shape, int(lengths.max()), self._target)
         return _SingleTokens(
             tokens=None if len(rows) == len(batch.input_ids) else torch.from_numpy(starts[rows]),
-            run=self._decode_attention(shape),
-            slots=torch.from_numpy(slots),
-            ranges=torch.from_numpy(ranges),
+            run=self._kernel("decode_attention", attention.builder_of, shape),
+            slots=torch.from_numpy(_slots(batch, rows, lengths)),
+            ranges=torch.from_numpy(np.stack([ends - lengths, ends])),
             parts=torch.from_numpy(parts),
-            scores=torch.empty(num_parts, room),
+            scores=torch.empty(len(parts) - 1, room),
         )
-
-    def _decode_attention(self, shape: AttentionShape) -> Run:
-        sizes = dataclasses.replace(shape, sliding_window=None)  # a window only says where a request's slots begin
-        if sizes not in self._attention_of:
-            compiled = Compiled([attention.builder_of(sizes)], self._processor)
-            self._keep.append(compiled)
-            self._attention_of[sizes] = compiled.kernel("decode_attention")
-        return self._attention_of[sizes]
 
     def _attend_single(self, q: Tensor, pool: Tensor, plan: _SingleTokens) -> Tensor:
         """`[n, heads, D]` to `[n, heads * D]`."""
@@ -210,3 +250,26 @@ class LlvmKernels(TorchKernels):
             is_small=len(plan.slots) * heads * head_dim < SMALL,
         )  # fmt: skip
         return out
+
+    def _kernel(self, name: str, builder_of: Callable[[AttentionShape], Builder], shape: AttentionShape) -> Run:
+        """The kernel `name` for heads of this shape, compiled when it is first asked for."""
+        sizes = dataclasses.replace(shape, sliding_window=None)  # not part of the code
+        if (name, sizes) not in self._attention:
+            compiled = Compiled([builder_of(sizes)], self._processor)
+            self._keep.append(compiled)
+            self._attention[name, sizes] = compiled.kernel(name)
+        return self._attention[name, sizes]
+
+
+def _slots(batch: ForwardBatch, rows: IntArray, lengths: IntArray) -> npt.NDArray[np.int32]:
+    """The last slots of each of these requests, so many, one request after the other."""
+    contexts = np.stack([batch.req_pool_indices[rows], batch.seq_lens[rows] - lengths, batch.seq_lens[rows]])
+    return np.concatenate([batch.req_to_token[row, begin:end] for row, begin, end in contexts.T.tolist()])
+
+
+def _parts(work: IntArray, count: int) -> IntArray:
+    """Where each of `count` parts of the pieces begins, `[count + 1]`; one ends where the work so far is its share."""
+    done = np.cumsum(work)
+    borders = done[-1] * np.arange(1, count) / count
+    ends = np.searchsorted(done, borders, side="left") + 1
+    return np.concatenate([[0], ends, [len(work)]]).clip(max=len(work))

@@ -42,6 +42,12 @@ def builder_of(shape: AttentionShape) -> Callable[[Any, Target], None]:
     return lambda module, target: _Builder(module, target, shape).build()
 
 
+def prefetch_row(k: Kernel, row: Value, width: int) -> None:
+    """Asks for all cache lines of a row."""
+    for start in range(0, width, CACHE_LINE_FLOATS):
+        k.prefetch(k.at(row, integer(start)))
+
+
 class _Builder:
     def __init__(self, module: Any, target: Target, shape: AttentionShape) -> None:
         self.k = Kernel(module, "decode_attention", ARGUMENTS)
@@ -89,8 +95,7 @@ class _Builder:
             return k.at(first, k.mul(slot, pool_row))
 
         ahead = row(k.smallest(k.add(index, integer(AHEAD)), k.ir.sub(end, integer(1))))
-        for start in range(0, self.head_dim, CACHE_LINE_FLOATS):
-            k.prefetch(k.at(ahead, integer(start)))
+        prefetch_row(k, ahead, self.head_dim)
         return row(index)
 
     def _vectors(self, row: Value) -> list[Value]:

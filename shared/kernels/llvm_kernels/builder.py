@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -51,6 +51,7 @@ class Function:
         self.function = ir.Function(module, ir.FunctionType(VOID, list(parameters.values())), name)
         if is_private:
             self.function.linkage = "internal"
+            self.function.attributes.add("noinline")
         self.args: dict[str, Value] = dict(zip(parameters, self.function.args, strict=True))
         self._entry = self.function.append_basic_block("entry")
         first = self.function.append_basic_block("body")
@@ -75,6 +76,25 @@ class Function:
     @contextlib.contextmanager
     def loop(self, start: Value, stop: Value, step: Value | int = 1) -> Iterator[Value]:
         """The block within, for `start`, `start + step` … below `stop`."""
+        with self._loop(start, stop, lambda index: integer(step) if isinstance(step, int) else step) as (index, _):
+            yield index
+
+    @contextlib.contextmanager
+    def pieces(self, start: Value, stop: Value, sizes: Sequence[int]) -> Iterator[tuple[Value, Value]]:
+        """The block within, for pieces of `start` … `stop`, each of the largest of `sizes` that is left: its place and
+        its size.  `sizes` are in falling order and end with 1."""
+
+        def size(index: Value) -> Value:
+            fitting, left = integer(sizes[-1]), self.ir.sub(stop, index)
+            for one in sizes[-2::-1]:
+                fitting = self.ir.select(self.ir.icmp_signed(">=", left, integer(one)), integer(one), fitting)
+            return fitting
+
+        with self._loop(start, stop, size) as piece:
+            yield piece
+
+    @contextlib.contextmanager
+    def _loop(self, start: Value, stop: Value, step_at: Callable[[Value], Value]) -> Iterator[tuple[Value, Value]]:
         place = self.variable(INT, start)
         head, body, done = (self.ir.append_basic_block(name) for name in ("head", "body", "done"))
         self.ir.branch(head)
@@ -82,9 +102,22 @@ class Function:
         index = self.get(place, INT)
         self.ir.cbranch(self.ir.icmp_signed("<", index, stop), body, done)
         self.ir.position_at_end(body)
-        yield index
-        self.ir.store(self.ir.add(index, integer(step) if isinstance(step, int) else step), place)
+        step = step_at(index)
+        yield index, step
+        self.ir.store(self.ir.add(index, step), place)
         self.ir.branch(head)
+        self.ir.position_at_end(done)
+
+    def call_one(self, functions: dict[int, Any], choice: Value, values: Sequence[Value]) -> None:
+        """Calls the function of that key."""
+        done = self.ir.append_basic_block("called")
+        switch = self.ir.switch(choice, done)
+        for key, function in functions.items():
+            block = self.ir.append_basic_block("call")
+            switch.add_case(integer(key), block)
+            with self.ir.goto_block(block):
+                self.ir.call(function, values)
+                self.ir.branch(done)
         self.ir.position_at_end(done)
 
     def add(self, *terms: Value) -> Value:
@@ -104,6 +137,9 @@ class Function:
 
     def smallest(self, a: Value, b: Value) -> Value:
         return self.ir.select(self.ir.icmp_signed("<", a, b), a, b)
+
+    def largest(self, a: Value, b: Value) -> Value:
+        return self.ir.select(self.ir.icmp_signed(">", a, b), a, b)
 
     def at(self, pointer: Value, index: Value, kind: Any = FLOAT) -> Value:
         """The address of element `index` of an array of `kind`."""
@@ -126,7 +162,14 @@ class Function:
         return ir.Constant(ir.VectorType(FLOAT, lanes), [value] * lanes)
 
     def sum(self, vector: Value) -> Value:
-        """The sum of all lanes, in halves, so that its order does not depend on the processor."""
+        """The sum of all lanes."""
+        return self._in_halves(vector, self.ir.fadd)
+
+    def largest_lane(self, vector: Value) -> Value:
+        return self._in_halves(vector, self.larger)
+
+    def _in_halves(self, vector: Value, combine: Callable[[Value, Value], Value]) -> Value:
+        """One lane from all: in an order that is the same for every processor with as many of them."""
         lanes = vector.type.count
         while lanes > 1:
             lanes //= 2
@@ -138,7 +181,7 @@ class Function:
                 )
                 for first in (0, lanes)
             )
-            vector = self.ir.fadd(low, high)
+            vector = combine(low, high)
         return self.ir.extract_element(vector, ir.Constant(INT32, 0))
 
     def larger(self, a: Value, b: Value) -> Value:

@@ -24,10 +24,14 @@ AVX2_PROCESSOR = "haswell"
 """What a processor is taken for that has no AVX-512, and by tests that want one without."""
 
 
+Builder = Callable[[Any, Target], None]
+"""Adds a kernel to an LLVM module."""
+
+
 class Compiled:
     """Machine code of the kernels that `builders` add to one module."""
 
-    def __init__(self, builders: Sequence[Callable[[Any, Target], None]], processor: str | None = None) -> None:
+    def __init__(self, builders: Sequence[Builder], processor: str | None = None) -> None:
         """For this processor, or for one named as LLVM names it."""
         machine, self.target = _machine(processor)
         module = ir.Module()

@@ -39,7 +39,9 @@ def build(module: Any, target: Target) -> None:
     """Adds the kernel `linear`."""
     tile_rows, vectors = tile_of(target)
     width = panel_width(target)
-    tiles = [_build_tile(module, rows, vectors, target.lanes) for rows in range(1, tile_rows + 1)]
+    tiles = {
+        rows: build_tile(module, f"linear_{rows}", rows, vectors, target.lanes) for rows in range(1, tile_rows + 1)
+    }
     k = Kernel(module, "linear", ARGUMENTS)
     a = k.args
     full = k.ir.sdiv(a["outputs"], integer(width))
@@ -70,31 +72,22 @@ def build(module: Any, target: Target) -> None:
                     sums = k.ir.select(is_first, k.at(a["bias_ptr"], column), out)
                     sums_stride = k.ir.select(is_first, integer(0), a["outputs"])
                     x = k.at(a["x_ptr"], k.add(k.mul(row, a["x_stride"]), first_input))
-                    values = (x, a["x_stride"], block, depth, sums, sums_stride, out, a["outputs"], ahead, bytes_ahead)
-                    _call_one(k, tiles, rows, values)
+                    inputs = (x, a["x_stride"], block, integer(width), depth)
+                    to = (sums, sums_stride, out, a["outputs"])
+                    k.call_one(tiles, rows, [*inputs, *to, ahead, bytes_ahead])
     k.end()
 
 
-def _call_one(k: Function, tiles: list[Any], rows: Value, values: tuple[Value, ...]) -> None:
-    """Calls the tile of so many rows."""
-    done = k.ir.append_basic_block("tile.done")
-    switch = k.ir.switch(rows, done)
-    for count, tile in enumerate(tiles, start=1):
-        block = k.ir.append_basic_block(f"tile.{count}")
-        switch.add_case(integer(count), block)
-        with k.ir.goto_block(block):
-            k.ir.call(tile, values)
-            k.ir.branch(done)
-    k.ir.position_at_end(done)
+def build_tile(module: Any, name: str, rows: int, vectors: int, lanes: int) -> Any:
+    """`out = sums + x W^T` for `rows` rows, `depth` inputs and as many outputs as the vectors have lanes.
 
-
-def _build_tile(module: Any, rows: int, vectors: int, lanes: int) -> Any:
-    """`out = sums + x W^T` for `rows` rows, one panel and `depth` inputs."""
+    The outputs of one input lie next to each other, those of the next `weight_stride` further.
+    """
     parameters = {
-        "x": POINTER, "x_stride": INT, "weight": POINTER, "depth": INT, "sums": POINTER, "sums_stride": INT,
-        "out": POINTER, "out_stride": INT, "ahead": POINTER, "bytes_ahead": INT,
+        "x": POINTER, "x_stride": INT, "weight": POINTER, "weight_stride": INT, "depth": INT,
+        "sums": POINTER, "sums_stride": INT, "out": POINTER, "out_stride": INT, "ahead": POINTER, "bytes_ahead": INT,
     }  # fmt: skip
-    f = Function(module, f"tile_{rows}", parameters, is_private=True)
+    f = Function(module, name, parameters, is_private=True)
     a = f.args
     kind = ir.VectorType(FLOAT, lanes)
 
@@ -107,7 +100,7 @@ def _build_tile(module: Any, rows: int, vectors: int, lanes: int) -> Any:
     sums = {cell: f.variable(kind, f.load(place(a["sums"], a["sums_stride"], *cell), lanes)) for cell in cells()}
     with f.loop(integer(0), a["depth"]) as index:
         f.prefetch(f.at(a["ahead"], f.mul(index, a["bytes_ahead"]), ir.IntType(8)))
-        line = f.at(a["weight"], f.mul(index, integer(vectors * lanes)))
+        line = f.at(a["weight"], f.mul(index, a["weight_stride"]))
         weights = [f.load(f.at(line, integer(vector * lanes)), lanes) for vector in range(vectors)]
         for row in range(rows):
             x = f.splat(f.get(f.at(a["x"], f.add(f.mul(a["x_stride"], integer(row)), index)), FLOAT), lanes)
