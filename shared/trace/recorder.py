@@ -13,7 +13,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
@@ -62,7 +62,7 @@ class NullTrack:
         end_ns: int | None = None,
         *,
         rids: Iterable[str] = (),
-        messages: Iterable[Any] = (),
+        messages: Collection[Any] = (),
         num_bytes: int | None = None,
     ) -> None:
         """A part outside the tiling: from `start_ns` to `end_ns`, by default now; with the requests of `messages`."""
@@ -151,12 +151,13 @@ class Track(NullTrack):
         end_ns: int | None = None,
         *,
         rids: Iterable[str] = (),
-        messages: Iterable[Any] = (),
+        messages: Collection[Any] = (),
         num_bytes: int | None = None,
     ) -> None:
         end_ns = monotonic_ns() if end_ns is None else end_ns
-        rids = (*rids, *arrived_rids(messages), *ended_rids(messages))
-        self._append(("span", self._thread, name, start_ns, end_ns, rids, num_bytes))
+        if messages:
+            rids = (*rids, *arrived_rids(messages), *ended_rids(messages))
+        self._append(("span", self._thread, name, start_ns, end_ns, tuple(rids), num_bytes))
 
 
 class Recorder:
