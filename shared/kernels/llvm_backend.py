@@ -18,7 +18,8 @@ from torch import Tensor
 from shared.executor.forward_batch import ForwardBatch
 from shared.kernels.base import AttentionShape
 from shared.kernels.llvm_kernels import attention, extend, linear, pointwise
-from shared.kernels.llvm_kernels.compiler import Builder, Compiled, Run, float_bits
+from shared.kernels.llvm_kernels.builder import Build
+from shared.kernels.llvm_kernels.compiler import Compiled, Run, float_bits
 from shared.kernels.torch_backend import ManyTokens, TorchKernels, attend_many, plan_many
 from shared.messages import IntArray
 
@@ -84,10 +85,8 @@ class LlvmKernels(TorchKernels):
 
     def __init__(self, processor: str | None = None) -> None:
         """For this processor, or for one named as LLVM names it.  Raises RuntimeError without OpenMP."""
-        super().__init__()
         self._processor = processor
         compiled = Compiled([linear.build, pointwise.build], processor)
-        self._keep = [compiled]
         self._target = compiled.target
         self._linear = compiled.kernel("linear")
         self._rms_norm, self._add_rms_norm = compiled.kernel("rms_norm"), compiled.kernel("add_rms_norm")
@@ -251,13 +250,11 @@ class LlvmKernels(TorchKernels):
         )  # fmt: skip
         return out
 
-    def _kernel(self, name: str, builder_of: Callable[[AttentionShape], Builder], shape: AttentionShape) -> Run:
+    def _kernel(self, name: str, builder_of: Callable[[AttentionShape], Build], shape: AttentionShape) -> Run:
         """The kernel `name` for heads of this shape, compiled when it is first asked for."""
         sizes = dataclasses.replace(shape, sliding_window=None)  # not part of the code
         if (name, sizes) not in self._attention:
-            compiled = Compiled([builder_of(sizes)], self._processor)
-            self._keep.append(compiled)
-            self._attention[name, sizes] = compiled.kernel(name)
+            self._attention[name, sizes] = Compiled([builder_of(sizes)], self._processor).kernel(name)
         return self._attention[name, sizes]
 
 

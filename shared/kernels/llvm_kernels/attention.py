@@ -7,13 +7,12 @@ made by one thread in the order of its tokens: they do not depend on what else i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, Final
 
 from llvmlite import ir
 
 from shared.kernels.base import AttentionShape
-from shared.kernels.llvm_kernels.builder import FLOAT, INT, INT32, Kernel, Target, Value, integer, number
+from shared.kernels.llvm_kernels.builder import FLOAT, INT, INT32, Build, Kernel, Target, Value, integer, number
 
 AHEAD: Final = 12
 """Tokens between the row that is worked on and the one that is asked for."""
@@ -30,14 +29,14 @@ the `n * kv_heads` pieces of work begins."""
 
 def scores_room(shape: AttentionShape, longest: int, target: Target) -> int:
     """The `scores_stride` for contexts of up to `longest` tokens."""
-    return shape.query_heads // shape.kv_heads * _rounded_up(longest, target.lanes)
+    return shape.query_heads // shape.kv_heads * rounded_up(longest, target.lanes)
 
 
-def _rounded_up(length: int, lanes: int) -> int:
+def rounded_up(length: int, lanes: int) -> int:
     return -(-length // lanes) * lanes
 
 
-def builder_of(shape: AttentionShape) -> Callable[[Any, Target], None]:
+def builder_of(shape: AttentionShape) -> Build:
     """What adds the kernel `decode_attention` for heads of this shape."""
     return lambda module, target: _Builder(module, target, shape).build()
 
@@ -46,6 +45,28 @@ def prefetch_row(k: Kernel, row: Value, width: int) -> None:
     """Asks for all cache lines of a row."""
     for start in range(0, width, CACHE_LINE_FLOATS):
         k.prefetch(k.at(row, integer(start)))
+
+
+def pad(k: Kernel, line: Value, stop: Value, padded: Value) -> None:
+    """Scores from `stop` to `padded` that `weigh` makes zeros."""
+    with k.loop(stop, padded) as at:
+        k.ir.store(number(-math.inf), k.at(line, at))
+
+
+def weigh(k: Kernel, line: Value, start: Value, padded: Value, largest: Value) -> Value:
+    """Turns the scores from `start` to `padded`, whole vectors, into `exp(score - largest)`; returns their sum.
+
+    `largest` is a vector of the same number.
+    """
+    kind, lanes = largest.type, largest.type.count
+    total = k.variable(kind, k.constant(0.0, lanes))
+    with k.loop(start, padded, lanes) as at:
+        score = k.load(k.at(line, at), lanes)
+        is_padding = k.ir.fcmp_ordered("==", score, k.constant(-math.inf, lanes))
+        weight = k.ir.select(is_padding, k.constant(0.0, lanes), k.exp(k.ir.fsub(score, largest)))
+        k.store(weight, k.at(line, at))
+        k.ir.store(k.ir.fadd(k.get(total, kind), weight), total)
+    return k.sum(k.get(total, kind))
 
 
 class _Builder:
@@ -80,7 +101,10 @@ class _Builder:
         keys = k.at(a["pool_ptr"], k.mul(kv_head, integer(self.head_dim)))
         values = k.at(keys, integer(self.kv_heads * self.head_dim))
         largest = self._score(q, keys, begin, end, heads)
-        sums = [self._weigh(head, most, length, room) for head, most in zip(heads, largest, strict=True)]
+        sums = []
+        for head, most in zip(heads, largest, strict=True):
+            pad(k, head, length, room)
+            sums.append(weigh(k, head, integer(0), room, k.splat(most, self.lanes)))
         row = integer(self.kv_heads * self.group * self.head_dim)
         out = k.at(a["out_ptr"], k.add(k.mul(request, row), first_head))
         self._add_up(values, begin, end, heads, sums, out)
@@ -118,23 +142,6 @@ class _Builder:
                 k.ir.store(score, k.at(head, k.ir.sub(index, begin)))
                 k.ir.store(k.larger(k.get(most, FLOAT), score), most)
         return [k.get(most, FLOAT) for most in largest]
-
-    def _weigh(self, head: Value, most: Value, length: Value, room: Value) -> Value:
-        """Turns scores into `exp(score - most)`; returns their sum."""
-        k = self.k
-        with k.loop(length, room) as index:
-            k.ir.store(number(-math.inf), k.at(head, index))
-        total = k.variable(ir.VectorType(FLOAT, self.lanes), k.constant(0.0, self.lanes))
-        least = k.splat(most, self.lanes)
-        with k.loop(integer(0), room, self.lanes) as index:
-            place = k.at(head, index)
-            score = k.load(place, self.lanes)
-            weight = k.exp(k.ir.fsub(score, least))
-            is_padding = k.ir.fcmp_ordered("==", score, k.constant(-math.inf, self.lanes))
-            weight = k.ir.select(is_padding, k.constant(0.0, self.lanes), weight)
-            k.store(weight, place)
-            k.ir.store(k.ir.fadd(k.get(total, total.allocated_type), weight), total)
-        return k.sum(k.get(total, total.allocated_type))
 
     def _add_up(
         self, values: Value, begin: Value, end: Value, heads: list[Value], sums: list[Value], out: Value

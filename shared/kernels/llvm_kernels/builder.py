@@ -35,6 +35,10 @@ class Target:
     registers: int
 
 
+Build = Callable[[Any, Target], None]
+"""Adds a kernel to an LLVM module."""
+
+
 def integer(value: int) -> Value:
     return ir.Constant(INT, value)
 

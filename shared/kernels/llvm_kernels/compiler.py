@@ -10,7 +10,7 @@ import ctypes
 import functools
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +18,20 @@ import torch
 from llvmlite import binding as llvm
 from llvmlite import ir
 
-from shared.kernels.llvm_kernels.builder import Target
+from shared.kernels.llvm_kernels.builder import Build, Target
 
 AVX2_PROCESSOR = "haswell"
 """What a processor is taken for that has no AVX-512, and by tests that want one without."""
 
 
-Builder = Callable[[Any, Target], None]
-"""Adds a kernel to an LLVM module."""
-
-
 class Compiled:
-    """Machine code of the kernels that `builders` add to one module."""
+    """Machine code of the kernels that `builds` add to one module."""
 
-    def __init__(self, builders: Sequence[Builder], processor: str | None = None) -> None:
+    def __init__(self, builds: Sequence[Build], processor: str | None = None) -> None:
         """For this processor, or for one named as LLVM names it."""
         machine, self.target = _machine(processor)
         module = ir.Module()
-        for build in builders:
+        for build in builds:
             build(module, self.target)
         parsed = llvm.parse_assembly(str(module))
         parsed.verify()
@@ -46,15 +42,16 @@ class Compiled:
         self._engine.finalize_object()
 
     def kernel(self, name: str) -> Run:
-        return Run(self._engine.get_function_address(name))
+        return Run(self._engine, name)
 
 
 class Run:
     """A compiled kernel, to be called with its arguments as Python integers."""
 
-    def __init__(self, address: int) -> None:
-        self._address = address
-        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+    def __init__(self, engine: Any, name: str) -> None:
+        self._engine = engine  # which owns the code
+        self._address: int = engine.get_function_address(name)
+        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address)
         self._in_team = _openmp().GOMP_parallel
 
     def __call__(self, *arguments: int, is_small: bool = False) -> None:

@@ -7,14 +7,13 @@ used by a block of tokens and by all query heads that share them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, Final
 
 from llvmlite import ir
 
 from shared.kernels.base import AttentionShape
-from shared.kernels.llvm_kernels.attention import prefetch_row
-from shared.kernels.llvm_kernels.builder import FLOAT, INT, INT32, Kernel, Target, Value, integer, number
+from shared.kernels.llvm_kernels.attention import pad, prefetch_row, rounded_up, weigh
+from shared.kernels.llvm_kernels.builder import FLOAT, INT, INT32, Build, Kernel, Target, Value, integer, number
 from shared.kernels.llvm_kernels.linear import build_tile, panel_width, tile_of
 
 BLOCK_TOKENS: Final = 64
@@ -42,12 +41,12 @@ def scratch_room(shape: AttentionShape, longest: int, target: Target) -> int:
 def _rooms(shape: AttentionShape, longest: int, target: Target) -> tuple[int, int, int, int]:
     """For keys, values, scores of a tile of rows, and zeros."""
     width = panel_width(target)
-    padded = -(-longest // width) * width
+    padded = rounded_up(longest, width)
     scores = tile_of(target)[0] * (padded + target.lanes)
     return padded * shape.head_dim, padded * shape.head_dim, scores, max(width, shape.head_dim)
 
 
-def builder_of(shape: AttentionShape) -> Callable[[Any, Target], None]:
+def builder_of(shape: AttentionShape) -> Build:
     """What adds the kernel `extend_attention` for heads of this shape."""
     return lambda module, target: _Builder(module, target, shape).build()
 
@@ -163,26 +162,19 @@ class _Builder:
             stop = k.add(position, row, integer(1))
             start = k.largest(k.ir.sub(stop, a["window"]), integer(0))
             padded = k.add(start, k.mul(k.ceil_div(k.ir.sub(stop, start), lanes), integer(lanes)))
-            with k.loop(stop, padded) as at:
-                k.ir.store(number(-math.inf), k.at(line, at))
+            pad(k, line, stop, padded)
             most = k.variable(self.kind, k.constant(-math.inf, lanes))
             with k.loop(start, padded, lanes) as at:
                 scaled = k.ir.fmul(k.load(k.at(line, at), lanes), scale)
                 k.store(scaled, k.at(line, at))
                 k.ir.store(k.larger(k.get(most, self.kind), scaled), most)
             largest = k.splat(k.largest_lane(k.get(most, self.kind)), lanes)
-            total = k.variable(self.kind, k.constant(0.0, lanes))
-            with k.loop(start, padded, lanes) as at:
-                score = k.load(k.at(line, at), lanes)
-                is_padding = k.ir.fcmp_ordered("==", score, k.constant(-math.inf, lanes))
-                weight = k.ir.select(is_padding, k.constant(0.0, lanes), k.exp(k.ir.fsub(score, largest)))
-                k.store(weight, k.at(line, at))
-                k.ir.store(k.ir.fadd(k.get(total, self.kind), weight), total)
+            total = weigh(k, line, start, padded, largest)
             for first, last in ((integer(0), start), (stop, k.add(position, rows))):
                 with k.loop(first, last) as at:
                     k.ir.store(number(0.0), k.at(line, at))
             # At the end of the line, which the values' tile does not read.
-            k.ir.store(k.sum(k.get(total, self.kind)), k.at(line, k.ir.sub(stride, integer(1))))
+            k.ir.store(total, k.at(line, k.ir.sub(stride, integer(1))))
 
     def _add_up(
         self, rows: Value, values: Value, seen: Value, scores: Value, stride: Value, zeros: Value, out: Value,
