@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench import profile, throughput, weight_formats
+from bench import profile, this_machine, throughput, weight_formats
 from bench.tables import NoPlace, between, markdown, show
 from shared.executor.forward_batch import ForwardBatch, ForwardMode
 from shared.executor.model_runner import ModelRunner
@@ -61,6 +61,21 @@ def test_engines_take_turns_and_a_ratio_is_of_one_round() -> None:
     assert [line[:2] for line in lines[:3]] == [["1", "ours"], ["1", "same"], ["1", "text only"]]
     assert [line[3] for line in lines if line[1] == "ours"] == ["1.00 (1.00-1.00)"] * 2
     assert [line[4] for line in lines[:3]] == ["100%", "100%", ""]
+
+
+def test_a_turn_begins_when_the_cores_are_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = iter([100.0, 60.0, 3.0])
+    monkeypatch.setattr(this_machine.psutil, "cpu_percent", lambda interval: next(loads))
+    throughput.timed(lambda prompts: [[1] * throughput.NEW_TOKENS], [[5]])
+    assert list(loads) == []
+
+
+def test_a_turn_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(this_machine.psutil, "cpu_percent", lambda interval: 100.0)
+    monkeypatch.setattr(this_machine, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    this_machine.wait_until_quiet()
+    assert next(clock) > this_machine.LONGEST_WAIT_S
 
 
 def test_an_answer_of_the_wrong_length_is_not_a_rate() -> None:
