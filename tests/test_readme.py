@@ -68,8 +68,10 @@ def test_a_command_of_the_pages_is_one_that_works(words: list[str]) -> None:
         subcommand = [word for word in rest[2:3] if rest[1] == "bench"]
         helped = run(sys.executable, "-m", rest[1], *subcommand, "--help")
         assert helped.returncode == 0, helped.stderr
-        for word in rest[2:]:
+        split = rest.index("--") if "--" in rest else len(rest)
+        for word in rest[2:split]:
             assert not word.startswith("--") or word.partition("=")[0] in helped.stdout, word
+        assert planned_tree(1, *rest[split + 1 :]).count() >= 2  # what follows are flags of the server
     else:
         assert (ROOT / rest[0]).is_file(), rest
 

@@ -35,7 +35,8 @@ class Compiled:
             build(module, self.target)
         parsed = llvm.parse_assembly(str(module))
         parsed.verify()
-        options = llvm.create_pipeline_tuning_options(speed_level=3)
+        options = llvm.create_pipeline_tuning_options(speed_level=1)
+        options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False  # done already
         passes = llvm.create_pass_builder(machine, options)
         passes.getModulePassManager().run(parsed, passes)
         self._engine = llvm.create_mcjit_compiler(parsed, machine)
