@@ -103,12 +103,15 @@ def main() -> None:
         print("ChildFailed", failure.exitcode, failure.traceback, flush=True)
         supervisor.stop(grace=1.0)
         raise SystemExit(1) from None
-    _announce(pid_dir, "main")
-    print("ready", list(payloads), flush=True)
     if how == "native":
+        _announce(pid_dir, "main")
+        print("ready", list(payloads), flush=True)
         ctypes.CDLL(None).sleep(600)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
+        # Whoever sees this may send a signal at once.
+        _announce(pid_dir, "main")
+        print("ready", list(payloads), flush=True)
         while True:
             time.sleep(60)
     except KeyboardInterrupt:
