@@ -36,5 +36,4 @@ def test_two_nodes_answer_as_one_and_the_loss_of_one_ends_the_other_though_idle(
         assert wait_gone(everything, GONE_S) == []
     finally:
         for server in (first, second):
-            if server.process.poll() is None:
-                server.kill()
+            server.clean_up()

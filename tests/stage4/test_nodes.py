@@ -45,4 +45,4 @@ def test_two_nodes_answer_as_one_and_end_together() -> None:
             assert node0.wait_exit(within=10) == 1
             assert "stage4: scheduler TP0" in node0.output
     finally:
-        node1.kill()
+        node1.clean_up()
