@@ -1,4 +1,4 @@
-"""What crosses a process boundary: frozen dataclasses, and nothing else.
+"""What crosses a process boundary: frozen dataclasses, and named tuples where one is made every step.
 
 Names follow the history (`TokenizedGenerateReqInput`, `BatchTokenIDOut`, `BatchStrOut`).  The way of a request:
 
@@ -150,8 +150,7 @@ class SchedulerStats:
     leaks: int
 
 
-@dataclass(frozen=True)
-class BatchTokenIDOut:
+class BatchTokenIDOut(NamedTuple):
     """New tokens of several requests, scheduler to detokenizer.  All lists are parallel.
 
     `new_ids` holds each request's tokens since its previous message; the id that ended the request (an EOS or
@@ -170,8 +169,7 @@ class BatchTokenIDOut:
     logprobs: list[list[TokenLogprob] | None]
 
 
-@dataclass(frozen=True)
-class BatchStrOut:
+class BatchStrOut(NamedTuple):
     """The same requests with `texts`: what each gained since its previous message, whole characters only.
 
     Text that may still turn out to be the beginning of a stop string is held back until it is known not to be.

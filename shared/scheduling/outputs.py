@@ -47,19 +47,21 @@ class OutputCollector:
 
 
 def _message(reqs: list[Req]) -> BatchTokenIDOut:
-    out = BatchTokenIDOut(
-        rids=[req.rid for req in reqs],
-        new_ids=[req.output_ids[req.sent_len :] for req in reqs],
-        finish_reasons=[req.finish for req in reqs],
-        prompt_tokens=[len(req.prompt_ids) for req in reqs],
-        completion_tokens=[len(req.output_ids) for req in reqs],
-        cached_tokens=[req.cached_tokens or 0 for req in reqs],
-        sampling_params=[req.params for req in reqs],
-        logprobs=[req.logprobs[req.sent_len :] if req.return_logprob else None for req in reqs],
-    )
+    """What `reqs` have that is not sent yet, marked as sent."""
+    message = BatchTokenIDOut([], [], [], [], [], [], [], [])
+    rids, new_ids, finish_reasons, prompt_tokens, completion_tokens, cached_tokens, sampling_params, logprobs = message
     for req in reqs:
-        req.sent_len = len(req.output_ids)
-    return out
+        output_ids, sent = req.output_ids, req.sent_len
+        req.sent_len = len(output_ids)
+        rids.append(req.rid)
+        new_ids.append(output_ids[sent:])
+        finish_reasons.append(req.finish)
+        prompt_tokens.append(len(req.prompt_ids))
+        completion_tokens.append(len(output_ids))
+        cached_tokens.append(req.cached_tokens or 0)
+        sampling_params.append(req.params)
+        logprobs.append(req.logprobs[sent:] if req.return_logprob else None)
+    return message
 
 
 def finished_rids(outputs: Sequence[SchedulerOutput]) -> list[str]:
